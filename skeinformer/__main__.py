@@ -1,0 +1,7 @@
+"""`python -m skeinformer` is `skein`."""
+
+import sys
+
+from skeinformer.cli import main
+
+sys.exit(main())

@@ -1,0 +1,322 @@
+"""Skeinformer: Algorithm 1 of Chen et al. (2022), on virtual keys.
+
+Line 8 fills every unselected entry of row i with the geometric mean of the selected ones. That mean is the score of
+query i against the mean of the selected keys,
+
+    g_i = (prod_k a_{i j'_k})^(1/d) = exp( mean_k s q_i . k_{j'_k} ) = exp( s q_i . mean_k k_{j'_k} ),
+
+so lines 7 to 11 are softmax attention over d + 1 weighted keys: the selected ones, and one that stands for the rest,
+with the mean of the selected keys, the mean of the unselected values and weight m - d. A softmax on the fused kernel:
+safe at any logits, in any precision, without an n x d matrix, and exact when every real key is selected.
+"""
+
+from functools import partial
+from typing import Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+from skeinformer.attention.base import Attention, Noise, clear_padding, default_scale, prepare, settle_noise
+from skeinformer.attention.certificate import draw_checks, estimate_error
+from skeinformer.attention.pilots import (
+    Pilots,
+    Selection,
+    compute_pilots,
+    log_importance,
+    sample_without_replacement,
+    uniform_rows,
+)
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, cat, from_mask, statistics_dtype
+from skeinformer.noise import Rand
+from skeinformer.registry import check_choice, check_count
+from skeinformer.sketch.base import gather_rows
+from skeinformer.sketch.sampling import subsampling
+
+Columns = Literal["importance", "uniform"]
+RowNorm = Literal["adaptive", "simple", "none"]
+
+
+class SkeinNoise(NamedTuple):
+    """Uniform numbers in (0, 1)."""
+
+    pilots: Tensor  # (b, h, n): their ranks are the pilots, then the check rows
+    columns: Tensor  # (b, h, n_k): Gumbel noise of the columns; (b, h, d) where row_norm is "none"
+
+
+class SkeinInfo(NamedTuple):
+    """What was selected, and how far off the output is."""
+
+    pilots: Tensor  # (b, h, num_pilots) row indices, -1 for an empty slot
+    columns: Tensor  # (b, h, num_samples) column indices, -1 for an empty slot
+    log_probability: Tensor  # (b, h, n_k) of Eq. (5), normalized; -inf for padding
+    error: Tensor  # (b, h) estimated relative Frobenius error of the output
+    error_se: Tensor  # (b, h) its standard error
+
+
+class SkeinOptions(NamedTuple):
+    """What `skein_attention` is told beside its inputs."""
+
+    num_samples: int
+    num_pilots: int
+    columns: Columns
+    row_norm: RowNorm
+    reuse_pilots: bool
+    scale: float | None
+    num_checks: int
+
+
+def algorithm_1(
+    query: Tensor,  # (b, h, n, p)
+    key: Tensor,  # (b, h, n_k, p)
+    value: Tensor,  # (b, h, n_k, p_v)
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+    noise: SkeinNoise,
+    options: SkeinOptions,
+    return_info: bool = False,
+) -> tuple[Tensor, SkeinInfo | None]:
+    """Algorithm 1 of Chen et al. (2022), line by line, on checked inputs."""
+    scale = default_scale(query, options.scale)
+    source = from_mask(key, value, key_mask)
+    # lines 1 to 3: rows J, uniformly, and B_J V
+    pilots = None
+    if options.reuse_pilots or options.columns == "importance":
+        rows = uniform_rows(noise.pilots, query_mask, options.num_pilots)
+        pilots = compute_pilots(query, rows, source, scale)
+    # line 4: Eq. (5)
+    log_probability = source.log_weight
+    if pilots is not None and options.columns == "importance":
+        log_probability = log_importance(pilots, source, scale)
+    # lines 5 to 11: columns J', and attention over them
+    if options.row_norm == "none":
+        output, chosen = sketched_product(query, source, log_probability, noise.columns, scale)
+    else:
+        chosen = sample_without_replacement(log_probability, noise.columns, options.num_samples)
+        virtual = select(source, chosen)
+        if options.row_norm == "adaptive":
+            virtual = cat(virtual, stand_in(source, virtual, chosen))
+        output = attend(query, virtual, scale)
+    # line 12: the pilot rows are known exactly
+    if pilots is not None and options.reuse_pilots:
+        index = pilots.rows.indices[..., None].expand_as(pilots.output)  # (b, h, P, p_v)
+        output = output.scatter(-2, index, pilots.output)
+    if not return_info:
+        return output, None
+    return output, _describe(output, query, query_mask, source, pilots, chosen, log_probability, noise, options)
+
+
+def select(source: VirtualKeys, chosen: Selection) -> VirtualKeys:
+    """The chosen slots with their weights, lines 5 and 6: (b, h, d, p)."""
+    log_weight = source.log_weight.gather(-1, chosen.indices).where(chosen.live, -torch.inf)
+    return VirtualKeys(gather_rows(source.keys, chosen.indices), gather_rows(source.values, chosen.indices), log_weight)
+
+
+def stand_in(source: VirtualKeys, virtual: VirtualKeys, chosen: Selection) -> VirtualKeys:
+    """One slot for all that was not chosen, lines 8 to 10: the mean chosen key, the mean unchosen value, their weight.
+
+    Empty where everything was chosen. For a source of weights 1 the weight is m - d. Time O(n p).
+    """
+    dtype = statistics_dtype(source.keys)
+    largest = source.log_weight.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
+    rest = (source.log_weight - largest).exp().scatter(-1, chosen.indices, 0)  # (b, h, n_k)
+    total = rest.sum(-1, keepdim=True)  # (b, h, 1)
+    share = _normalized((virtual.log_weight - largest).exp())  # (b, h, d)
+    g_key = share[..., None, :] @ virtual.keys.to(dtype)  # (b, h, 1, p): its score is log g, line 8
+    rest_value = _normalized(rest)[..., None, :] @ source.values.to(dtype)  # (b, h, 1, p_v): v / (n - d), line 10
+    return VirtualKeys(g_key.to(source.keys.dtype), rest_value.to(source.values.dtype), largest + total.log())
+
+
+def sketched_product(
+    query: Tensor, source: VirtualKeys, log_probability: Tensor, u: Tensor, scale: float
+) -> tuple[Tensor, Selection]:
+    """D^-1 A S S^T V with exact D and S of Definition 1: attention over the values S S^T V. Unbiased, O(n^2 p)."""
+    dtype = statistics_dtype(query)  # the weights 1/(d p_i) overflow half precision
+    n, d = source.keys.shape[-2], u.shape[-1]
+    sketch = subsampling((u,), n, d, dtype=dtype, log_probability=log_probability)
+    values = sketch.lift(sketch.apply(source.values.to(dtype)))  # (b, h, n_k, p_v)
+    output = attend(query.to(dtype), VirtualKeys(source.keys.to(dtype), values, source.log_weight), scale)
+    return output.to(query.dtype), Selection(sketch.index[..., 0], sketch.weight[..., 0] > 0)
+
+
+def compress(pilot_queries: Tensor, source: VirtualKeys, d: int, u: Tensor, *, scale: float) -> VirtualKeys:
+    """d + 1 slots that answer queries like the pilots almost as `source` does: lines 3 to 10 for any weighted set.
+
+    u: uniform numbers (..., m), one per slot of the source. Attending to the result is exact where d >= live slots.
+    """
+    rows = torch.arange(pilot_queries.shape[-2], device=u.device).expand(pilot_queries.shape[:-1])
+    pilots = compute_pilots(pilot_queries, Selection(rows, torch.ones_like(rows, dtype=torch.bool)), source, scale)
+    chosen = sample_without_replacement(log_importance(pilots, source, scale), u, d)
+    virtual = select(source, chosen)
+    return cat(virtual, stand_in(source, virtual, chosen))
+
+
+def _normalized(weight: Tensor) -> Tensor:
+    return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+
+
+@torch.no_grad()
+def _describe(
+    output: Tensor,
+    query: Tensor,
+    query_mask: Tensor | None,
+    source: VirtualKeys,
+    pilots: Pilots | None,
+    chosen: Selection,
+    log_probability: Tensor,
+    noise: SkeinNoise,
+    options: SkeinOptions,
+) -> SkeinInfo:
+    num_pilots = 0 if pilots is None else options.num_pilots
+    exact = options.reuse_pilots
+    checks = draw_checks(noise.pilots, query_mask, num_pilots, options.num_checks, pilots_exact=exact)
+    scale = default_scale(query, options.scale)
+    error, error_se = estimate_error(output, query, query_mask, source, checks, pilots, scale, pilots_exact=exact)
+    if pilots is None:
+        pilot_rows = chosen.indices.new_full((*query.shape[:2], options.num_pilots), -1)
+    else:
+        pilot_rows = pilots.rows.marked(options.num_pilots)
+    log_probability = log_probability.log_softmax(-1).where(source.log_weight > -torch.inf, -torch.inf)
+    return SkeinInfo(pilot_rows, chosen.marked(options.num_samples), log_probability, error, error_se)
+
+
+def draw_skein_noise(options: SkeinOptions, query: Tensor, key: Tensor, rand: Rand) -> SkeinNoise:
+    """Noise for `algorithm_1`: one number per query and per key (per sample, for the inverse CDF of Definition 1)."""
+    pilots = rand(query.shape[-2])
+    if options.row_norm == "none":
+        return SkeinNoise(pilots, rand(options.num_samples, dtype=torch.float64))
+    return SkeinNoise(pilots, rand(key.shape[-2]))
+
+
+def check_skein_options(
+    num_samples: int,
+    num_pilots: int | None,
+    columns: Columns,
+    row_norm: RowNorm,
+    reuse_pilots: bool,
+    scale: float | None,
+    num_checks: int,
+) -> SkeinOptions:
+    """The options, or an error that says which of them is wrong and what it may be."""
+    num_pilots = num_samples if num_pilots is None else num_pilots
+    for name, count in (("num_samples", num_samples), ("num_pilots", num_pilots), ("num_checks", num_checks)):
+        check_count(name, count)
+    check_choice("columns", columns, ("importance", "uniform"))
+    check_choice("row_norm", row_norm, ("adaptive", "simple", "none"))
+    return SkeinOptions(num_samples, num_pilots, columns, row_norm, reuse_pilots, scale, num_checks)
+
+
+class Skeinformer(Attention):
+    """`skein_attention` as a module; `num_samples` is the budget unless given. No parameters."""
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        max_len: int | None = None,
+        budget: int = 256,
+        seed: int | None = None,
+        num_samples: int | None = None,
+        num_pilots: int | None = None,
+        columns: Columns = "importance",
+        row_norm: RowNorm = "adaptive",
+        reuse_pilots: bool = True,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
+        num_samples = budget if num_samples is None else num_samples
+        self.options = check_skein_options(num_samples, num_pilots, columns, row_norm, reuse_pilots, scale, 32)
+
+    def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
+        return draw_skein_noise(self.options, query, key, rand)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
+        query_mask: Tensor | None,
+        noise: SkeinNoise,
+    ) -> Tensor:
+        return algorithm_1(query, key, value, key_mask, query_mask, SkeinNoise(*noise), self.options)[0]
+
+    def extra_repr(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.options._asdict().items() if name != "num_checks")
+        return f"head_dim={self.head_dim}, {shown}"
+
+
+@overload
+def skein_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_mask: Tensor | None = ...,
+    query_mask: Tensor | None = ...,
+    num_samples: int = ...,
+    num_pilots: int | None = ...,
+    columns: Columns = ...,
+    row_norm: RowNorm = ...,
+    reuse_pilots: bool = ...,
+    scale: float | None = ...,
+    noise: SkeinNoise | None = ...,
+    generator: torch.Generator | None = ...,
+    return_info: Literal[False] = ...,
+    num_checks: int = ...,
+) -> Tensor: ...
+
+
+@overload
+def skein_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_mask: Tensor | None = ...,
+    query_mask: Tensor | None = ...,
+    num_samples: int = ...,
+    num_pilots: int | None = ...,
+    columns: Columns = ...,
+    row_norm: RowNorm = ...,
+    reuse_pilots: bool = ...,
+    scale: float | None = ...,
+    noise: SkeinNoise | None = ...,
+    generator: torch.Generator | None = ...,
+    return_info: Literal[True],
+    num_checks: int = ...,
+) -> tuple[Tensor, SkeinInfo]: ...
+
+
+def skein_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    num_samples: int = 256,
+    num_pilots: int | None = None,
+    columns: Columns = "importance",
+    row_norm: RowNorm = "adaptive",
+    reuse_pilots: bool = True,
+    scale: float | None = None,
+    noise: SkeinNoise | None = None,
+    generator: torch.Generator | None = None,
+    return_info: bool = False,
+    num_checks: int = 32,
+) -> Tensor | tuple[Tensor, SkeinInfo]:
+    """softmax(s Q K^T) V approximated by `num_samples` of its columns: (b, h, n, p_v).
+
+    Algorithm 1 of Chen et al. (2022). With `return_info` the result is (output, SkeinInfo), the output the same to the
+    bit; `num_checks` more rows are then computed to estimate its error. `num_pilots` defaults to `num_samples`, as in
+    the paper; 32 are faster and usually as good. `row_norm="none"` is the unbiased D^-1 A S S^T V with exact D, in
+    quadratic time. Selection carries no gradient; everything selected, the mean key and the mean value do.
+    Time O(n (d + P) p) for P pilots, memory O((n + d) p).
+    """
+    options = check_skein_options(num_samples, num_pilots, columns, row_norm, reuse_pilots, scale, num_checks)
+    inputs = prepare(query, key, value, key_mask, query_mask)
+    settled = settle_noise(partial(draw_skein_noise, options), inputs, noise, generator)
+    with torch.autocast(query.device.type, enabled=False):
+        output, info = algorithm_1(*inputs, SkeinNoise(*settled), options, return_info)
+    output = clear_padding(output, inputs.query_mask)
+    return output if info is None else (output, info)

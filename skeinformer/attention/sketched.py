@@ -1,0 +1,102 @@
+"""Attention with a sketch S in place of an identity: D^-1 A S S^T V, or D^-1 S S^T A V, for any family of sketches.
+
+The sketching framework of Chen et al. (2022), section 3. `side="columns"` is the unreduced form behind Linformer (with
+a Gaussian S) and the form in which Proposition 1 holds; the exact D makes it quadratic in time. `side="rows"` is the
+form in which the paper reads Informer. Both are unbiased, as E[S S^T] = I, and do not normalize rows.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from skeinformer.attention.base import Attention, Noise, default_scale
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
+from skeinformer.noise import Rand
+from skeinformer.registry import check_choice, check_count
+from skeinformer.sketch import Sketch, find
+from skeinformer.sketch.base import SparseColumns, gather_rows
+
+Side = Literal["columns", "rows"]
+
+
+class Sketched(Attention):
+    """D^-1 A S S^T V (side="columns"), or D^-1 S S^T A V (side="rows"), S one of SKETCHES with `num_samples` columns.
+
+    Sampling families draw real tokens only. Time O(n^2 p), memory O(n p) and what S needs.
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        max_len: int | None = None,
+        budget: int = 256,
+        seed: int | None = None,
+        sketch: str = "gaussian",
+        side: Side = "columns",
+        num_samples: int | None = None,
+        scale: float | None = None,
+        **sketch_options: object,
+    ) -> None:
+        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
+        check_choice("side", side, ("columns", "rows"))
+        self.num_samples = budget if num_samples is None else num_samples
+        check_count("num_samples", self.num_samples)
+        if "log_probability" in sketch_options:
+            raise TypeError("log_probability is not an option here: real tokens are drawn uniformly, as the mask says")
+        self.family, self.sketch_options = find(sketch, **sketch_options)
+        self.sketch = sketch
+        self.side = side
+        self.scale = scale
+
+    def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
+        n = (key if self.side == "columns" else query).shape[-2]
+        return self.family.noise(rand, n, self.num_samples, **self.sketch_options)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
+        query_mask: Tensor | None,
+        noise: tuple[Tensor, ...],
+    ) -> Tensor:
+        scale, given = default_scale(query, self.scale), query.dtype
+        dtype = statistics_dtype(query)  # weights 1/(d p_i) and sums over d columns overflow half precision
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if self.side == "columns":
+            sketch = self._build(noise, key, key_mask)
+            source = from_mask(key, sketch.lift(sketch.apply(value)), key_mask)
+            return attend(query, source, scale).to(given)
+        sketch = self._build(noise, query, query_mask)
+        return sketch_rows(query, from_mask(key, value, key_mask), query_mask, sketch, scale).to(given)
+
+    def _build(self, noise: tuple[Tensor, ...], x: Tensor, mask: Tensor | None) -> Sketch:
+        options = dict(self.sketch_options)
+        if "log_probability" in options and mask is not None:
+            options["log_probability"] = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).where(mask, -torch.inf)
+        return self.family.build(noise, x.shape[-2], self.num_samples, dtype=x.dtype, **options)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, sketch={self.sketch!r}, side={self.side!r}, num_samples={self.num_samples}"
+
+
+def sketch_rows(query: Tensor, source: VirtualKeys, query_mask: Tensor | None, sketch: Sketch, scale: float) -> Tensor:
+    """D^-1 S S^T A V, (b, h, n, p_v).
+
+    A sampling S makes S S^T diagonal: it commutes with D, and d exact rows are scaled, time O(d n p). Any other S mixes
+    rows of A whose sums differ by D_j / D_i, in time and memory O(n^2); ratios beyond e^80 are cut off.
+    """
+    if isinstance(sketch, SparseColumns) and sketch.index.shape[-1] == 1:
+        rows = attend(gather_rows(query, sketch.index[..., 0].expand(*query.shape[:2], -1)), source, scale)
+        return sketch.lift(sketch.weight * rows)
+    scores = scale * (query @ source.keys.mT) + source.log_weight[..., None, :]  # (b, h, n, n_k)
+    scores = scores.clamp(min=torch.finfo(scores.dtype).min)
+    log_sum = scores.logsumexp(-1, keepdim=True)  # (b, h, n, 1), log D
+    largest = log_sum.detach().amax(-2, keepdim=True)
+    rows = (log_sum - largest).exp() * (scores.softmax(-1) @ source.values)  # A V, scaled
+    if query_mask is not None:
+        rows = rows.masked_fill(~query_mask[..., None], 0)
+    return sketch.lift(sketch.apply(rows)) * (largest - log_sum).clamp(max=80).exp()

@@ -1,0 +1,159 @@
+"""`skein`: the command line. Each command is a frozen dataclass of options, which tyro fills, and a function of it.
+
+tyro, rich and what the commands need beyond torch and numpy come with the extra `lab`; they are imported only when a
+command runs, so that without them `skein` can say what to install.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from skeinformer import __version__
+from skeinformer.attention import METHODS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# the modules of the extra `lab`: a missing one is the user's to install, any other missing module is a defect
+LAB_MODULES = {"tyro", "rich", "transformers", "tokenizers", "safetensors", "matplotlib", "pyarrow"}
+TITLES = ("name", "paper", "cost", "masks", "cross attention", "random", "exact at full budget")
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Methods:
+    """List the attention methods: paper, cost, masks, cross-attention, randomness and exactness of each."""
+
+    json: bool = False
+    """Print JSON with every field, for scripts."""
+
+
+class Command(NamedTuple):
+    """What `skein <name>` reads and does."""
+
+    options: type
+    run: Callable[[Any], None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `skein` and return its exit status: 0 done, 2 an error that the user can mend, 130 interrupted."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments == ["--version"]:
+        print(f"skeinformer {__version__}")
+        return 0
+    try:
+        _run(arguments)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in LAB_MODULES:
+            raise
+        return _fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[lab]'")
+    except (ValueError, FileNotFoundError) as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    return 0
+
+
+def _run(arguments: Sequence[str]) -> None:
+    import tyro
+
+    commands = _commands()
+    options = tyro.extras.subcommand_cli_from_dict(
+        {name: command.options for name, command in commands.items()},
+        prog="skein",
+        description="Sketched self-attention for long sequences. `skein --version` prints the version.",
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    for command in commands.values():
+        if isinstance(options, command.options):
+            command.run(options)
+
+
+def _commands() -> dict[str, Command]:
+    from skeinformer.demo import Demo, run_demo
+
+    def demo(options: Demo) -> None:
+        print(run_demo(options), flush=True)
+
+    return {"demo": Command(Demo, demo), "methods": Command(Methods, print_methods)}
+
+
+def print_methods(options: Methods) -> None:
+    """Print METHODS as a table or as JSON.
+
+    The table fits the terminal, or 80 columns in a pipe, by breaking lines between words. Where even that is too wide
+    it stays whole, so that each name can be copied into `build`.
+    """
+    if options.json:
+        print(json.dumps(methods_as_json(), indent=2, default=str))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    widths = column_widths(methods_rows(), console.width - len(TITLES) + 1)
+    console.width = max(console.width, sum(widths) + len(TITLES) - 1)
+    console.print(methods_table(widths))
+
+
+def methods_as_json() -> dict[str, dict[str, object]]:
+    """METHODS as plain data: every field but the constructor."""
+    return {
+        name: {field.name: getattr(method, field.name) for field in fields(method) if field.name != "make"}
+        for name, method in METHODS.items()
+    }
+
+
+def methods_rows() -> list[tuple[str, ...]]:
+    """A row of text for each method, in the order of TITLES."""
+    return [
+        (
+            name,
+            method.paper,
+            method.cost,
+            method.masks,
+            "yes" if method.cross_attention else "no",
+            "yes" if method.random else "no",
+            method.exact,
+        )
+        for name, method in METHODS.items()
+    ]
+
+
+def column_widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
+    """The longest word of each column; then what is left of `room` to whole cells, the least demanding column first."""
+    columns = list(zip(*rows, strict=True))
+    widths = [
+        max(len(word) for cell in (title, *column) for word in cell.split())
+        for title, column in zip(TITLES, columns, strict=True)
+    ]
+    wanted = [max(0, max(map(len, column)) - width) for column, width in zip(columns, widths, strict=True)]
+    room -= sum(widths)
+    for index in sorted(range(len(widths)), key=wanted.__getitem__):
+        extra = min(wanted[index], max(0, room))
+        widths[index] += extra
+        room -= extra
+    return widths
+
+
+def methods_table(widths: Sequence[int]) -> "Table":
+    """METHODS as a table with columns of the given widths, one space apart."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    for title, width in zip(TITLES, widths, strict=True):
+        table.add_column(title, width=width)
+    for row in methods_rows():
+        table.add_row(*map(Text, row))  # as Text, so that brackets are not read as markup
+    return table
+
+
+def _fail(message: str, status: int = USER_ERROR) -> int:
+    print(f"skein: {message}", file=sys.stderr)
+    return status

