@@ -41,7 +41,8 @@ $(STAMP): pyproject.toml constraints.txt weights.txt
 	    echo "making .venv with $$($$python --version)"; \
 	    exec $$python -m venv --clear .venv; \
 	  done; \
-	  echo "skeinformer needs Python 3.11 or newer; found $$(python3 --version 2>&1). Install python3.11 and call make again." >&2; \
+	  echo "skeinformer needs Python 3.11 or newer; found $$(python3 --version 2>&1)." >&2; \
+	  echo "Install python3.11 and call make again." >&2; \
 	  exit 1; }
 	@echo "installing torch (the longest step)"
 	@$(PIP) install --quiet --constraint constraints.txt torch

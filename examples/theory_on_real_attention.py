@@ -39,8 +39,7 @@ PILOT_DRAWS = 20  # for the median of beta
 
 
 def short(x: float | Tensor) -> str:
-    """Three digits, with an exponent where the number is very large or small."""
-    return f"{float(x):.3f}" if 0.001 <= float(x) < 100 else f"{float(x):.0e}"
+    return f"{float(x):.3g}"
 
 
 def draw_pilots(B: Tensor, num_pilots: int, generator: torch.Generator) -> Tensor:
@@ -82,7 +81,7 @@ def lemma_row(layer: int, Q: Tensor, K: Tensor, V: Tensor, generator: torch.Gene
         str(layer),
         f"{correlation.quantile(0.5):.2f} ({correlation.min():.2f} to {correlation.max():.2f})",
         *(short(beta) for beta in betas),
-        f"{printed:.0e}",
+        short(printed),
         f"{chernoff:.0f}",
     ]
 

@@ -13,7 +13,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL)
-CODE = re.compile(r"^ *```.*?^ *``` *$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^ *```.*?^ *``` *$|^    [^\n]*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
 def blocks(text: str) -> list[tuple[int, str]]:

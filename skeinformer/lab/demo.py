@@ -16,7 +16,7 @@ from skeinformer.lab.pretrained import first_tokens, load_model, load_text, pret
 from skeinformer.records import Record, machine
 from skeinformer.registry import check_count
 
-OnStep = Callable[[str, float], None]
+OnStep = Callable[[str, str, float], None]
 
 
 class Contender(NamedTuple):
@@ -38,12 +38,12 @@ def demo_records(
     samples: int = 256,
     pilots: Sequence[int] = (256, 32),
     seed: int = 0,
-    on_step: OnStep = lambda description, done: None,
+    on_step: OnStep = lambda stage, detail, done: None,
 ) -> Iterator[Record]:
     """Measure every contender at every length, shortest first, and yield each row twice.
 
     First as soon as its memory and error are known, with None for its times; then complete, after the timed rounds.
-    `on_step(description, share of the work done)` is called before each step. Takes about 12 times as long as exact
+    `on_step(stage, detail, share of the work done)` is called before each step. Takes about 12 times as long as exact
     attention at the greatest length.
     """
     if not lengths:
@@ -65,17 +65,16 @@ def demo_records(
     lengths = sorted(lengths)
     work = sum(n * n for n in lengths)
     done = 0.0
-    on_step("the pretrained model and the text", done)
+    on_step("loading", "the pretrained model and the text", done)
     first_tokens(load_text(text), lengths[-1], load_model(model).tokenizer)  # a text too short is an error at once
     for n in lengths:
         share = n * n / work
-        on_step(f"n = {n:,}: queries, keys and values of layer {layer}", done)
+        on_step(f"n = {n:,}", f"queries, keys and values of layer {layer}", done)
         qkv = pretrained_qkv(n, layer=layer, text=text, model=model)
-        step = partial(_step, on_step, n, done, share)
+        step = partial(_step, on_step, f"n = {n:,}", done, share)
         for record in _measure(field, qkv, rounds, seed, step):
             yield {**common, **record}
         done += share
-    on_step("done", 1.0)
 
 
 def contenders(samples: int, pilots: Sequence[int]) -> list[Contender]:
@@ -92,8 +91,8 @@ def exact_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query.double(), key.double(), value.double())
 
 
-def _step(on_step: OnStep, n: int, done: float, share: float, description: str, part: float) -> None:
-    on_step(f"n = {n:,}: {description}", done + share * part)
+def _step(on_step: OnStep, stage: str, done: float, share: float, detail: str, part: float) -> None:
+    on_step(stage, detail, done + share * part)
 
 
 @torch.no_grad()

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from skeinformer import noise as noises
 from skeinformer.noise import Rand
-from skeinformer.sketch.base import Sketch, check_argument, check_noise
+from skeinformer.sketch.base import Sketch, accumulation_dtype, check_argument, check_noise
 
 
 @dataclass(frozen=True, eq=False)
 class DenseSketch(Sketch):
-    """S held as a matrix, for families whose entries are all non-zero. Applying and lifting cost O(n d p)."""
+    """S held as a matrix, for families whose entries are all non-zero.
+
+    Half precision is multiplied in float32. Applying and lifting cost O(n d p).
+    """
 
     n: int
     d: int
@@ -26,11 +29,13 @@ class DenseSketch(Sketch):
 
     def apply(self, x: Tensor) -> Tensor:
         check_argument("apply", x, "n", self.n, self.weight)
-        return self.weight.to(x.dtype).mT @ x
+        wide = accumulation_dtype(x)
+        return (self.weight.to(wide).mT @ x.to(wide)).to(x.dtype)
 
     def lift(self, y: Tensor) -> Tensor:
         check_argument("lift", y, "d", self.d, self.weight)
-        return self.weight.to(y.dtype) @ y
+        wide = accumulation_dtype(y)
+        return (self.weight.to(wide) @ y.to(wide)).to(y.dtype)
 
     def dense(self) -> Tensor:
         return self.weight
