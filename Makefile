@@ -17,7 +17,7 @@ demo: $(STAMP)  ## compare the methods on pretrained Q, K, V; writes demo/report
 	$(BIN)/skein demo
 
 test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: $(STAMP)  ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check .

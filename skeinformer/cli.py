@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if missing not in LAB_MODULES:
             raise
         return _fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[lab]'")
-    except (ValueError, FileNotFoundError) as error:
+    except FileNotFoundError as error:
+        return _fail(f"there is no {error.filename}" if error.filename else str(error))
+    except ValueError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
@@ -155,5 +157,5 @@ def methods_table(widths: Sequence[int]) -> "Table":
 
 
 def _fail(message: str, status: int = USER_ERROR) -> int:
-    print(f"skein: {message}", file=sys.stderr)
+    print("skein:", " ".join(message.split()), file=sys.stderr)
     return status

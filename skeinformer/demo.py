@@ -57,7 +57,6 @@ def run_demo(options: Demo, console: Console | None = None) -> Path:
     console = console or Console(highlight=False)
     records: list[Record] = []
     file = options.out / "records.jsonl"
-    file.unlink(missing_ok=True)
     with _display(console) as display:
         for record in demo_records(
             lengths=options.lengths,
@@ -72,12 +71,13 @@ def run_demo(options: Demo, console: Console | None = None) -> Path:
         ):
             display.row(record)
             if record["seconds"] is not None:
+                if not records:
+                    file.unlink(missing_ok=True)
                 append(file, record)
                 records.append(record)
         display.step("writing", "the page", 1.0)
         page = write_report(records, options.out / "report.html", TITLE)
-    for sentence in summary(records):
-        console.print(sentence, soft_wrap=not console.is_terminal)
+    console.print(" ".join(summary(records)), soft_wrap=not console.is_terminal)
     return page
 
 
@@ -123,7 +123,7 @@ class PlainDisplay:
             self.console.print(line, markup=False, soft_wrap=True)
 
 
-HEADINGS = ("n", "method", "time", "time / exact", "memory", "true error", "estimate")
+HEADINGS = ("n", "method", "time", "/ exact", "memory", "true error", "estimate")
 
 
 def cells(record: Record) -> tuple[str, ...]:

@@ -20,26 +20,28 @@ if TYPE_CHECKING:
 REFERENCE = "softmax"  # the method that the others approximate
 COLORS = ("#e69f00", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#0072b2")  # Okabe and Ito: safe for the colour-blind
 MARKERS = ("o", "s", "^", "D", "v", "P")
+ROUNDING = 1e-4  # an error below is one of float32 arithmetic
 INK = "#102030"  # stands for the page's text colour while matplotlib draws
 MACHINE = ("cpu", "cores", "threads", "gpu", "torch", "python", "skeinformer", "commit", "command")
 SETTINGS = ("model", "layer", "text", "heads", "head_dim", "samples", "rounds", "seed", "started")
 
 
 class Column(NamedTuple):
-    """A column of the table: its heading, how a record shows in it, and the field whose smallest value is marked."""
+    """A column of the table: how a record shows in it, what stands small below, the field whose least value is best."""
 
     heading: str
     show: Callable[[Record], str]
+    detail: Callable[[Record], str] = lambda record: ""
     best: str | None = None
 
 
 def number(value: Value, unit: str = "") -> str:
-    """Three significant digits; nothing for None."""
+    """Three significant digits, two where it is below 0.001; nothing for None."""
     if not isinstance(value, int | float):
         return ""
-    small = value != 0 and abs(value) < 1e-3
-    text = f"{value:.1e}" if small else f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
-    return text.rstrip(".") + unit
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f}{unit}"
+    return f"{value:.1e}{unit}" if abs(value) < 1e-3 else f"{value:#.3g}{unit}"
 
 
 def seconds(value: Value) -> str:
@@ -56,47 +58,54 @@ def size(value: Value) -> str:
     return number(value / 2**20, " MiB") if value >= 2**20 else number(value / 2**10, " KiB")
 
 
+def plus_minus(standard_error: Value) -> str:
+    """± standard error, where there is one."""
+    return f"± {standard_error:#.2g}" if isinstance(standard_error, int | float) else ""
+
+
 def spread(value: Value, standard_error: Value) -> str:
-    """value ± standard error, where there is one; the error of an exact method is shown without."""
-    if not isinstance(value, int | float) or not isinstance(standard_error, int | float) or value < 1e-3:
+    """value ± standard error to three decimals; the value alone where it has no standard error or is rounding."""
+    if not isinstance(value, int | float) or not isinstance(standard_error, int | float) or value < ROUNDING:
         return number(value)
     return f"{value:.3f} ± {standard_error:.3f}"
 
 
-def between(value: str, low: str, high: str) -> str:
-    """value (low to high), without the range where there is none."""
-    return f"{value} ({low} to {high})" if low and high else value
-
-
-COLUMNS = (
-    Column("n", lambda r: f"{r['n']:,}" if isinstance(r.get("n"), int) else ""),
-    Column("method", lambda r: label(r)),
-    Column(
-        "time",
-        lambda r: between(seconds(r.get("seconds")), seconds(r.get("seconds_q25")), seconds(r.get("seconds_q75"))),
-        "seconds",
-    ),
-    Column(
-        "time / exact",
-        lambda r: between(number(r.get("ratio")), number(r.get("ratio_q25")), number(r.get("ratio_q75"))),
-        "ratio",
-    ),
-    Column("peak memory", lambda r: size(r.get("peak_bytes")), "peak_bytes"),
-    Column("true error", lambda r: spread(r.get("error"), r.get("error_se")), "error"),
-    Column("estimated error", lambda r: spread(r.get("estimate"), r.get("estimate_se"))),
-)
-
-LEGEND = (
-    "Error: |R - BV| / |BV| in the Frobenius norm, R the method's output and BV exact attention in float64; mean over "
-    "heads ± standard error of that mean. Estimated error: what the method itself reports, without knowing BV, ± its "
-    "standard error. Time: median of the rounds (quartiles); every round runs all methods, and time / exact is taken "
-    "round by round. Peak memory: bytes of tensors beside Q, K and V. In bold: the best approximation at each n."
-)
+def between(low: str, high: str) -> str:
+    """low to high, where there are such."""
+    return f"{low} to {high}" if low and high else ""
 
 
 def label(record: Record) -> str:
     """What a reader calls the record's method."""
     return str(record.get("label") or record.get("method") or "")
+
+
+COLUMNS = (
+    Column("n", lambda r: f"{r['n']:,}" if isinstance(r.get("n"), int) else ""),
+    Column("method", label),
+    Column(
+        "time",
+        lambda r: seconds(r.get("seconds")),
+        lambda r: between(seconds(r.get("seconds_q25")), seconds(r.get("seconds_q75"))),
+        "seconds",
+    ),
+    Column(
+        "time / exact",
+        lambda r: number(r.get("ratio")),
+        lambda r: between(number(r.get("ratio_q25")), number(r.get("ratio_q75"))),
+        "ratio",
+    ),
+    Column("peak memory", lambda r: size(r.get("peak_bytes")), best="peak_bytes"),
+    Column("true error", lambda r: number(r.get("error")), lambda r: plus_minus(r.get("error_se")), "error"),
+    Column("estimated error", lambda r: number(r.get("estimate")), lambda r: plus_minus(r.get("estimate_se"))),
+)
+
+LEGEND = (
+    "Error: |R - BV| / |BV| in the Frobenius norm, R the method's output and BV exact attention in float64; mean over "
+    "heads ± standard error of that mean. Estimated error: what the method itself reports, without knowing BV, ± its "
+    "standard error. Time: median and quartiles of the rounds; every round runs all methods, and time / exact is taken "
+    "round by round. Peak memory: bytes of tensors beside Q, K and V. In bold: the best approximation at each n."
+)
 
 
 def write_report(records: Sequence[Record], path: Path | str, title: str, columns: Sequence[Column] = COLUMNS) -> Path:
@@ -105,8 +114,9 @@ def write_report(records: Sequence[Record], path: Path | str, title: str, column
         raise ValueError("no records to report; measure something first")
     page = PAGE.substitute(
         title=escape(title),
-        summary="\n".join(f"<p>{escape(sentence)}</p>" for sentence in summary(records)),
+        summary=escape(" ".join(summary(records))),
         figure=figure_svg(records),
+        caption=escape(caption(records)),
         table=table_html(records, columns),
         legend=escape(LEGEND),
         footer=footer_html(records),
@@ -121,18 +131,16 @@ def write_report(records: Sequence[Record], path: Path | str, title: str, column
 
 def summary(records: Iterable[Record]) -> list[str]:
     """What the records show, in sentences: time and error at the greatest n, and how good the estimates were."""
-    measured = [r for r in records if isinstance(r.get("n"), int) and isinstance(r.get("error"), int | float)]
-    approximations = [r for r in measured if r.get("method") != REFERENCE]
-    if not approximations:
+    records = [r for r in records if isinstance(r.get("n"), int) and isinstance(r.get("error"), int | float)]
+    if not records:
         return []
-    n = max(_float(r, "n") for r in approximations)
-    largest = [r for r in approximations if r["n"] == n]
-    sentences = [f"At n = {n:,.0f}: {'; '.join(_clause(r) for r in largest)}."]
-    quotients = [_float(r, "estimate") / _float(r, "error") for r in approximations if r.get("estimate") and r["error"]]
+    n = max(_float(r, "n") for r in records)
+    sentences = [_sentence(r) for r in records if r["n"] == n]
+    sentences[0] = f"At n = {n:,.0f}, {sentences[0]}"
+    quotients = [_float(r, "estimate") / _float(r, "error") for r in records if _is_estimated(r)]
     if quotients:
-        sentences.append(
-            f"Over all rows the estimated error was {min(quotients):.2f} to {max(quotients):.2f} times the true one."
-        )
+        low, high = min(quotients), max(quotients)
+        sentences.append(f"At all n, the estimated error was {low:.2f} to {high:.2f} times the true one.")
     return sentences
 
 
@@ -146,9 +154,10 @@ def table_html(records: Iterable[Record], columns: Sequence[Column]) -> str:
         rivals = [r for r in records if r.get("n") == record.get("n") and r.get("method") != REFERENCE]
         cells = []
         for column in columns:
-            text = escape(column.show(record))
-            best = approximate and column.best is not None and _is_smallest(record, rivals, column.best)
-            cells.append(f"<td><strong>{text}</strong></td>" if best else f"<td>{text}</td>")
+            text, detail = escape(column.show(record)), escape(column.detail(record))
+            if approximate and column.best is not None and _is_smallest(record, rivals, column.best):
+                text = f"<strong>{text}</strong>"
+            cells.append(f"<td>{text}<small>{detail}</small></td>" if detail else f"<td>{text}</td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
     rows = "\n".join(body)
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
@@ -161,17 +170,25 @@ def figure_svg(records: Iterable[Record]) -> str:
 
     # text stays text, and a name with a dollar sign is no formula
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "skeinformer", "text.parse_math": False}):
-        figure = Figure(figsize=(5.4, 4.2), layout="constrained")
+        figure = Figure(figsize=(5.6, 4.4), layout="constrained")
         axes = figure.add_subplot()
-        _draw_methods(axes, [r for r in records if r.get("seconds") and r.get("error")])
+        _draw_methods(axes, [r for r in records if r.get("seconds") and r.get("error") and r.get("n")])
         _draw_frame(axes)
         if axes.get_legend_handles_labels()[0]:
-            figure.legend(loc="outside upper center", ncols=2, frameon=False, labelcolor=INK)
+            figure.legend(loc="outside upper center", ncols=2, frameon=False, labelcolor=INK, fontsize=9)
         buffer = StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     return svg.replace(INK, "currentColor").replace("<svg", "<svg role='img' aria-label='error against time'", 1)
+
+
+def caption(records: Iterable[Record]) -> str:
+    """How to read the figure."""
+    text = "Error against time: the larger the mark, the larger n."
+    if any(r.get("method") == REFERENCE for r in records):
+        text += " The error of exact attention is rounding, far below: its marks sit on the lower edge."
+    return text
 
 
 def footer_html(records: Sequence[Record]) -> str:
@@ -185,41 +202,41 @@ def footer_html(records: Sequence[Record]) -> str:
 
 
 def _draw_methods(axes: "Axes", records: Sequence[Record]) -> None:
-    """A line per label. The reference's error is rounding, far below: its marks sit on the lower edge, at its times."""
+    """A line per label, larger marks for larger n.
+
+    The reference's error is rounding, far below the others: its marks sit on the lower edge, at its times.
+    """
     axes.set_xscale("log")
     axes.set_yscale("log")
+    lengths = sorted({_float(r, "n") for r in records})
     errors = [_float(r, "error") for r in records if r.get("method") != REFERENCE]
     for i, name in enumerate(dict.fromkeys(label(r) for r in records)):
         rows = [r for r in records if label(r) == name]
         exact = rows[0].get("method") == REFERENCE and bool(errors)
-        x = [_float(r, "seconds") for r in rows]
-        y = [0.0 if exact else _float(r, "error") for r in rows]
-        axes.plot(
+        color = INK if exact else COLORS[i % len(COLORS)]
+        marker, transform = MARKERS[i % len(MARKERS)], axes.get_xaxis_transform() if exact else axes.transData
+        x, y = [_float(r, "seconds") for r in rows], [0.0 if exact else _float(r, "error") for r in rows]
+        if not exact:
+            axes.plot(x, y, color=color, zorder=2)
+        sizes = [30.0 + 50.0 * lengths.index(_float(r, "n")) for r in rows]
+        shown = f"{name} (error {number(rows[-1]['error'])})" if exact else name
+        axes.scatter(
             x,
             y,
-            label=f"{name} (off the scale, {number(rows[-1]['error'])})" if exact else name,
-            color=INK if exact else COLORS[i % len(COLORS)],
-            marker=MARKERS[i % len(MARKERS)],
-            markersize=8,
-            markeredgecolor=INK,
-            markeredgewidth=0.6,
-            linestyle="none" if exact else "-",
-            transform=axes.get_xaxis_transform() if exact else axes.transData,
+            s=sizes,
+            label=shown,
+            color=color,
+            marker=marker,
+            edgecolors=INK,
+            linewidths=0.6,
+            transform=transform,
             clip_on=False,
             zorder=3,
         )
-        for record, at_x, at_y in zip(rows, x, y, strict=True):
-            axes.annotate(
-                f"{record.get('n', ''):,}",
-                (at_x, at_y),
-                xycoords=axes.get_xaxis_transform() if exact else "data",
-                xytext=(6, 6),
-                textcoords="offset points",
-                color=INK,
-                fontsize=8,
-            )
+    times = [_float(r, "seconds") for r in records]
     if errors:
         axes.set_ylim(min(errors) / 2, max(errors) * 1.5)
+        axes.set_xlim(min(times) / 1.5, max(times) * 1.5)
 
 
 def _draw_frame(axes: "Axes") -> None:
@@ -238,16 +255,21 @@ def _draw_frame(axes: "Axes") -> None:
         spine.set_edgecolor(INK)
 
 
-def _clause(record: Record) -> str:
-    parts = []
+def _sentence(record: Record) -> str:
+    if record.get("method") == REFERENCE:
+        return f"{label(record)} takes {seconds(record.get('seconds'))}."
     if record.get("ratio"):
         ratio = _float(record, "ratio")
-        parts.append(f"{number(1 / ratio)} times faster than" if ratio < 1 else f"{number(ratio)} times the time of")
-    time = f"takes {seconds(record.get('seconds'))}, {parts[0]} exact attention, and" if parts else ""
+        speed = f"is {number(1 / ratio)} times faster" if ratio < 1 else f"takes {number(ratio)} times as long"
+    else:
+        speed = "was not timed"
     estimate = spread(record.get("estimate"), record.get("estimate_se"))
-    own = f" (its own estimate: {estimate})" if estimate else ""
-    error = spread(record.get("error"), record.get("error_se"))
-    return " ".join(f"{label(record)} {time} has a relative error of {error}{own}".split())
+    own = f"; its own estimate is {estimate}" if estimate else ""
+    return f"{label(record)} {speed}, with a relative error of {spread(record['error'], record.get('error_se'))}{own}."
+
+
+def _is_estimated(record: Record) -> bool:
+    return isinstance(record.get("estimate"), int | float) and _float(record, "error") > ROUNDING
 
 
 def _is_smallest(record: Record, rivals: Iterable[Record], name: str) -> bool:
@@ -275,7 +297,7 @@ PAGE = Template("""<!DOCTYPE html>
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6edf3; --paper: #0f1318; --line: #30363d; --faint: #9aa5b1; }
 }
-body { margin: 0 auto; padding: 1rem; max-width: 60rem; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; padding: 1rem; max-width: 66rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; line-height: 1.25; }
 figure { margin: 1.5rem 0; }
@@ -283,18 +305,22 @@ svg { display: block; width: 100%; height: auto; max-width: 40rem; color: var(--
 svg text { font-family: system-ui, sans-serif; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th, td { padding: .35rem .75rem; border-bottom: 1px solid var(--line); text-align: right; }
+th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
 th:nth-child(2), td:nth-child(2) { text-align: left; }
-.faint, footer { color: var(--faint); font-size: .875rem; }
+th { white-space: normal; vertical-align: bottom; }
+td { vertical-align: top; }
+td small { display: block; }
+.faint, small, footer { color: var(--faint); font-size: .875rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; }
 dd { margin: 0; overflow-wrap: anywhere; }
 </style>
 </head>
 <body>
 <h1>$title</h1>
-$summary
+<p>$summary</p>
 <figure>
 $figure
+<figcaption class="faint">$caption</figcaption>
 </figure>
 <div class="scroll" tabindex="0">
 $table

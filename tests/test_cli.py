@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Options:
-    """A command whose options hold the error it is to raise."""
+    """Of the stand-in for the demo."""
 
     path: str = "report.html"
 
@@ -98,7 +98,9 @@ def test_the_real_demo_takes_options(capsys: pytest.CaptureFixture[str]) -> None
     ("error", "status", "message"),
     [
         (ValueError("num_samples must be at least 1, got 0"), 2, "skein: num_samples must be at least 1, got 0"),
+        (ValueError("two\nlines"), 2, "skein: two lines"),
         (FileNotFoundError("no weights in model/"), 2, "skein: no weights in model/"),
+        (FileNotFoundError(2, "No such file or directory", "book.txt"), 2, "skein: there is no book.txt"),
         (ModuleNotFoundError("No module", name="transformers.models"), 2, "pip install 'skeinformer[lab]'"),
         (KeyboardInterrupt(), 130, "skein: interrupted"),
     ],

@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.xdist_group("wheel")  # one process builds the wheel, once
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:

@@ -82,7 +82,7 @@ def contenders(samples: int, pilots: Sequence[int]) -> list[Contender]:
     check_count("samples", samples)
     for count in pilots:
         check_count("pilots", count)
-    skeins = [Contender("skeinformer", f"Skeinformer, {count} pilots", samples, count) for count in pilots]
+    skeins = [Contender("skeinformer", f"Skeinformer with {count} pilots", samples, count) for count in pilots]
     return [Contender("softmax", "exact attention"), Contender("vmean", "V-mean"), *skeins]
 
 

@@ -29,7 +29,8 @@ def peak_memory(fn: Callable[[], object], device: torch.device | str = "cpu") ->
 
     On CUDA the allocator counts. On a CPU the events of torch's allocator are summed in the order of time: results,
     temporaries, and scratch space that kernels take from that allocator. What libraries below torch take from the
-    system is not seen (packed operands of a matrix product). Calls `fn` once.
+    system is not seen (packed operands of a matrix product), nor is the release of what was there before. Calls `fn`
+    once.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

@@ -95,7 +95,7 @@ def with_replacement(u: Tensor, n: int, log_probability: Tensor | None = None) -
     By the inverse distribution function, in float64. Where all of log p is -inf, the index is 0 and p_i is 0.
     """
     if log_probability is None:
-        index = noises.integer(u, n)
+        index = noises.integer(u.double(), n)
         return index, torch.full_like(u, 1 / n, dtype=torch.float64)
     log_p = _check_log_probability(log_probability, n, u)
     peak = log_p.amax(-1, keepdim=True)

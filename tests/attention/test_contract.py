@@ -1,0 +1,235 @@
+"""What every attention promises, over the table of methods: shapes, precision, gradients, exactness, error, state."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+
+from skeinformer.attention import METHODS
+from skeinformer.attention.virtual_keys import statistics_dtype
+from tests.helpers import (
+    DTYPES,
+    EXACT,
+    HEAD_DIM,
+    MIXES_ROWS,
+    ROWS_SUM_TO_ONE_ON_AVERAGE,
+    SKETCHED,
+    VARIANTS,
+    WITHOUT_NORM,
+    copies,
+    dense_exact,
+    draw,
+    exact,
+    generator,
+    gradients,
+    lengths_mask,
+    random_mask,
+    relative_error,
+    tensors,
+)
+
+# Selection carries no gradient, but importance probabilities enter these outputs as weights 1/(d p_i), so a finite
+# difference sees them move. Their gradients are compared with the transcription, at fixed p, in test_skein.py.
+WEIGHTS_MOVE = {"skeinformer_no_norm", "skeinformer-none-reuse"}
+# no sketch size
+NO_BUDGET = {"softmax", "softmax_dropout", "vmean"}
+
+every_variant = pytest.mark.parametrize("name", VARIANTS)
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(11, 11, HEAD_DIM), (1, 1, HEAD_DIM), (1, 7, 3), (7, 1, 6), (5, 13, 9)])
+def test_shape_dtype_and_finite_gradients(name: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    n, n_k, p_v = shape
+    q, k, v = tensors(2, 3, n, n_k, p_v=p_v, dtype=dtype)
+    output = VARIANTS[name].build()(q, k, v, generator=generator())
+    assert output.shape == (2, 3, n, p_v)
+    assert output.dtype == dtype
+    assert output.isfinite().all()
+    for gradient, x in zip(gradients(output, (q, k, v)), (q, k, v), strict=True):
+        assert gradient.dtype == dtype
+        assert gradient.shape == x.shape
+        assert gradient.isfinite().all()
+
+
+@every_variant
+def test_one_example_and_one_head(name: str) -> None:
+    """No dimension of size one is squeezed away."""
+    q, k, v = tensors(1, 1, 6)
+    assert VARIANTS[name].build()(q, k, v, generator=generator()).shape == (1, 1, 6, HEAD_DIM)
+
+
+@every_variant
+def test_output_is_memory_of_its_own(name: str) -> None:
+    """A caller may add to it in place, as to any layer's output."""
+    q, k, v = (x.detach() for x in tensors(2, 2, 6))
+    kept = q.clone(), k.clone(), v.clone()
+    module = VARIANTS[name].build()
+    output = module(q, k, v, generator=generator())
+    expected = output + 1
+    assert torch.equal(output.add_(1), expected)
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v), kept, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - WEIGHTS_MOVE))
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradcheck(name: str, masked: bool) -> None:
+    q, k, v = tensors(1, 2, 4, 5, p=2, p_v=3, seed=3)
+    module = VARIANTS[name].build(budget=3, head_dim=2)
+    noise = draw(module, q, k)
+    masks = {}
+    if masked:
+        masks = {
+            "key_mask": torch.tensor([[True, False, True, True, True]]),
+            "query_mask": torch.tensor([[True, True, False, True]]),
+        }
+    assert torch.autograd.gradcheck(lambda *x: module(*x, noise=noise, **masks), (q, k, v))
+
+
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - ROWS_SUM_TO_ONE_ON_AVERAGE))
+def test_rows_sum_to_one(name: str) -> None:
+    q, k, v = tensors(3, 2, 9, 12, peak=5)
+    key_mask = random_mask(3, 12)
+    output = VARIANTS[name].build()(q, k, torch.ones_like(v), key_mask=key_mask, generator=generator())
+    torch.testing.assert_close(output, torch.ones_like(output), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(ROWS_SUM_TO_ONE_ON_AVERAGE))
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_sum_to_one_on_average(name: str, masked: bool) -> None:
+    """Unbiased methods: on V = 1 the mean over draws is 1, for every row, within 4 standard errors."""
+    draws = 4000
+    q, k, _ = (copies(x, draws) for x in tensors(1, 1, 5, p=2, seed=1))
+    mask = copies(torch.tensor([[True, True, False, True, True]]), draws) if masked else None
+    module = VARIANTS[name].build(budget=3, head_dim=2)
+    ones = torch.ones(draws, 1, 5, 1, dtype=q.dtype)
+    output = module(q, k, ones, key_mask=mask, query_mask=mask, generator=generator(2))[:, 0, :, 0]
+    output = output if mask is None else output[:, mask[0]]  # (draws, real rows)
+    standard_error = output.std(0) / math.sqrt(draws)
+    assert standard_error.max() < 0.05  # the bound says something
+    assert ((output.mean(0) - 1).abs() <= 4 * standard_error + 1e-12).all()
+
+
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - NO_BUDGET))
+def test_error_falls_as_the_budget_grows(name: str) -> None:
+    """From a sixth of the keys on: with fewer, adaptive row normalization is still near V-mean, where it starts."""
+    draws = 60
+    q, k, v = (copies(x, draws) for x in tensors(1, 1, 48, dtype=torch.float32))
+    truth = dense_exact(q, k, v)
+    errors = []
+    for budget in (8, 24, 40):
+        output = VARIANTS[name].build(budget=budget)(q, k, v, generator=generator(budget))
+        errors.append(relative_error(output, truth)[:, 0].mean().item())
+    assert errors[0] > errors[1] > errors[2]
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("case", ["plain", "zero_values", "all_values_zero", "logits_of_1e4"])
+@pytest.mark.parametrize("budget", [9, 40])
+def test_exact_at_full_budget(name: str, case: str, budget: int) -> None:
+    """d >= m gives exact attention in values and gradients; 9 is the largest number of real keys here."""
+    key_mask, query_mask = lengths_mask([9, 4], 12).flip(1), random_mask(2, 10, seed=1)
+    q, k, v = tensors(2, 2, 10, 12, p_v=3, peak=5e3 if case == "logits_of_1e4" else 3)
+    if case == "zero_values":
+        v = v.detach().index_fill(2, torch.tensor([1, 4, 10]), 0).requires_grad_()
+    if case == "all_values_zero":
+        v = torch.zeros_like(v).requires_grad_()
+    module = VARIANTS[name].build(budget=budget).eval()
+    output = module(q, k, v, key_mask=key_mask, query_mask=query_mask, generator=generator())
+    expected = exact(q, k, v, key_mask, query_mask)
+    if case == "logits_of_1e4":
+        assert (q @ k.mT / 2).abs().max() > 1e4
+    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-11)
+    for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exact_at_full_budget_in_every_precision(name: str, dtype: torch.dtype) -> None:
+    key_mask = random_mask(2, 40)
+    q, k, v = tensors(2, 2, 40, p=16, dtype=dtype, peak=2)
+    module = VARIANTS[name].build(budget=40, head_dim=16).eval()
+    output = module(q, k, v, key_mask=key_mask, generator=generator())
+    tolerance = 20 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        output.double(), dense_exact(q, k, v, key_mask), rtol=tolerance, atol=tolerance, check_dtype=False
+    )
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_of_1e4_are_finite_forward_and_backward(name: str, dtype: torch.dtype) -> None:
+    if name in MIXES_ROWS and dtype == torch.float16:
+        pytest.skip("the entries D_j / D_i of the method itself are beyond half precision")
+    q, k, v = tensors(2, 2, 9, 11, dtype=dtype, peak=5e3)
+    assert (q.double() @ k.double().mT / 2).abs().max() > 1e4
+    mask = random_mask(2, 11)
+    output = VARIANTS[name].build()(q, k, v, key_mask=mask, generator=generator())
+    assert output.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients(output, (q, k, v)))
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_as_if_inputs_were_cast(name: str, dtype: torch.dtype) -> None:
+    q, k, v = tensors(2, 2, 9, dtype=torch.float32)
+    module = VARIANTS[name].build()
+    noise = draw(module, q, k)
+    with torch.autocast("cpu", dtype=dtype):
+        output = module(q, k, v, noise=noise)
+    assert output.dtype == dtype
+    assert torch.equal(output, module(q.to(dtype), k.to(dtype), v.to(dtype), noise=noise))
+    assert all(gradient.isfinite().all() for gradient in gradients(output, (q, k, v)))
+
+
+@every_variant
+def test_state_survives_a_round_trip(name: str) -> None:
+    q, k, v = tensors(2, 2, 9)
+    module = VARIANTS[name].build(seed=3)
+    twin = VARIANTS[name].build(seed=3)
+    twin.load_state_dict(module.state_dict())
+    noise = draw(module, q, k)
+    for other in (twin, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(q, k, v, noise=noise), module(q, k, v, noise=noise))
+        assert torch.equal(other.eval()(q, k, v), copy.deepcopy(module).eval()(q, k, v))
+        assert repr(other) == repr(module)
+
+
+@every_variant
+def test_inputs_of_any_layout(name: str) -> None:
+    """Heads split from one projection are a transposed view; a caller need not make them contiguous."""
+    q, k, v = (x.detach() for x in tensors(2, 3, 9))
+    module = VARIANTS[name].build()
+    noise = draw(module, q, k)
+    views = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    strided = [torch.stack((x, x), -1)[..., 0] for x in (q, k, v)]
+    expected = module(q, k, v, noise=noise)
+    for inputs in (views, strided):
+        torch.testing.assert_close(module(*inputs, noise=noise), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_table_says_what_is_random_and_what_is_exact(name: str) -> None:
+    """The facts that the table states about a method are those that these tests rely on."""
+    method = METHODS[name]
+    assert method.summary
+    assert method.paper
+    assert method.cost.startswith("O(")
+    assert method.exact in ("always", "in evaluation", "d >= m", "no", "no, unbiased")
+    assert (method.exact == "no, unbiased") == (name in SKETCHED | WITHOUT_NORM)
+
+
+@every_variant
+def test_half_precision_statistics_are_float32(name: str) -> None:
+    """On equal values the half-precision result is as near 1 as rounding allows: counts and sums are wide."""
+    if name in ROWS_SUM_TO_ONE_ON_AVERAGE:
+        pytest.skip("rows sum to one only on average")
+    n = 3001  # not a bfloat16 number
+    q, k, v = (x.detach() for x in tensors(1, 1, n, dtype=torch.bfloat16))
+    output = VARIANTS[name].build()(q, k, torch.ones_like(v), generator=generator())
+    assert statistics_dtype(output) == torch.float32
+    torch.testing.assert_close(output.float(), torch.ones(output.shape), rtol=0, atol=2 * torch.finfo(v.dtype).eps)

@@ -1,0 +1,255 @@
+"""Randomness is data: who draws, what it depends on, and that the draws have the probabilities that they claim."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from skeinformer import SkeinNoise, skein_attention
+from skeinformer.attention.pilots import sample_without_replacement, uniform_rows
+from skeinformer.noise import from_generator, from_seed
+from tests import reference
+from tests.helpers import (
+    DETERMINISTIC,
+    RANDOM,
+    VARIANTS,
+    copies,
+    draw,
+    generator,
+    lengths_mask,
+    random_mask,
+    tensors,
+)
+
+# S of another length is another S: the transform and its order are padded to a power of two, the density is 1/sqrt(n)
+DEPENDS_ON_LENGTH = {"sketched-srht-columns", "sketched-srht-rows", "sketched-very_sparse-columns", "sketched-very_sparse-rows"}
+
+every_variant = pytest.mark.parametrize("name", VARIANTS)
+
+
+@every_variant
+def test_same_generator_same_result(name: str) -> None:
+    q, k, v = tensors(2, 2, 9)
+    module = VARIANTS[name].build()
+    assert torch.equal(module(q, k, v, generator=generator(1)), module(q, k, v, generator=generator(1)))
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_other_seeds_other_results(name: str) -> None:
+    q, k, v = tensors(2, 2, 9)
+    module = VARIANTS[name].build(budget=3)
+    outputs = [module(q, k, v, generator=generator(seed)) for seed in range(3)]
+    assert not torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[1], outputs[2])
+    shared = generator(1)
+    assert not torch.equal(module(q, k, v, generator=shared), module(q, k, v, generator=shared))
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_a_deterministic_method_does_not_ask_for_numbers(name: str) -> None:
+    q, k, v = tensors(2, 2, 9)
+    source = generator(1)
+    before = source.get_state()
+    module = VARIANTS[name].build()
+    assert torch.equal(module(q, k, v, generator=source), module(q, k, v))
+    assert torch.equal(source.get_state(), before)
+    assert draw(module, q, k) is None
+
+
+@every_variant
+def test_global_state_is_untouched_when_randomness_is_given(name: str) -> None:
+    q, k, v = tensors(2, 2, 9)
+    module = VARIANTS[name].build(seed=4)
+    noise = draw(module, q, k)
+    before = torch.get_rng_state()
+    module(q, k, v, generator=generator(1))
+    module(q, k, v, noise=noise)
+    module.eval()(q, k, v)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@every_variant
+def test_global_state_is_the_source_when_nothing_is_given(name: str) -> None:
+    q, k, v = tensors(2, 2, 9)
+    module = VARIANTS[name].build(budget=3)
+    torch.manual_seed(5)
+    first, second = module(q, k, v), module(q, k, v)
+    torch.manual_seed(5)
+    assert torch.equal(module(q, k, v), first)
+    assert torch.equal(first, second) == (name in DETERMINISTIC)
+
+
+@every_variant
+def test_seed_makes_evaluation_deterministic(name: str) -> None:
+    q, k, v = tensors(3, 2, 9)
+    module, twin = VARIANTS[name].build(budget=3, seed=4).eval(), VARIANTS[name].build(budget=3, seed=4).eval()
+    output = module(q, k, v)
+    assert torch.equal(output, module(q, k, v))
+    assert torch.equal(output, twin(q, k, v))
+    alone = torch.cat([module(q[i : i + 1], k[i : i + 1], v[i : i + 1]) for i in range(3)])
+    torch.testing.assert_close(alone, output, rtol=1e-12, atol=1e-12)
+    if name in RANDOM and name != "softmax_dropout":
+        assert not torch.equal(VARIANTS[name].build(budget=3, seed=5).eval()(q, k, v), output)
+        assert not torch.equal(module(q, k, v, generator=generator(1)), output)
+
+
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - DEPENDS_ON_LENGTH))
+def test_seed_makes_right_padding_harmless(name: str) -> None:
+    q, k, v = tensors(2, 2, 9)
+    module = VARIANTS[name].build(budget=3, seed=4).eval()
+    expected = module(q, k, v)
+    longer = [torch.nn.functional.pad(x, (0, 0, 0, 14)) for x in (q, k, v)]
+    mask = lengths_mask([9, 9], 23)
+    padded = module(*longer, key_mask=mask, query_mask=mask)
+    torch.testing.assert_close(padded[:, :, :9], expected, rtol=1e-12, atol=1e-12)
+    assert (padded[:, :, 9:] == 0).all()
+
+
+@pytest.mark.parametrize(("seed", "head"), [(48, 174), (3, 116)], ids=["pilots", "columns"])
+def test_seed_makes_right_padding_harmless_where_numbers_tie(seed: int, head: int) -> None:
+    """In float32 two of 2000 numbers of these heads are equal, and compete for the last place of 64."""
+    q, k, v = (x.detach() for x in tensors(1, 1, 3000))
+    selected = []
+    for n in (2000, 3000):
+        module = VARIANTS["skeinformer-uniform-reuse"].build(budget=64)
+        rows = torch.empty(1, head + 1, n, 1)
+        noise = module.draw_noise(rows, rows, from_seed((1, head + 1), seed))
+        mask = lengths_mask([2000], n)
+        _, info = skein_attention(
+            *(x[:, :, :n] for x in (q, k, v)),
+            key_mask=mask,
+            query_mask=mask,
+            num_samples=64,
+            columns="uniform",
+            noise=SkeinNoise(*(u[:, head:] for u in noise)),
+            return_info=True,
+        )
+        selected.append((info.pilots.sort().values, info.columns.sort().values))
+    assert torch.equal(selected[0][0], selected[1][0])
+    assert torch.equal(selected[0][1], selected[1][1])
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_seed_leaves_training_random(name: str) -> None:
+    q, k, v = tensors(2, 2, 9)
+    module = VARIANTS[name].build(budget=3, seed=4).train()
+    assert not torch.equal(module(q, k, v), module(q, k, v))
+
+
+def test_seed_gives_each_head_numbers_of_its_own() -> None:
+    q, k, v = (x[:, :1].expand(-1, 6, -1, -1) for x in tensors(1, 1, 30))
+    module = VARIANTS["skeinformer"].build(budget=3, seed=4).eval()
+    output = module(q, k, v)
+    assert all(not torch.equal(output[:, i], output[:, j]) for i, j in itertools.combinations(range(6), 2))
+
+
+PROBABILITY = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64)
+DRAWS = 20_000
+
+
+def pair_probabilities(probability: Tensor) -> dict[tuple[int, int], float]:
+    """Of every unordered pair, when two are drawn one after the other without replacement in proportion to p."""
+    p = (probability / probability.sum()).tolist()
+    return {
+        (i, j): p[i] * p[j] / (1 - p[i]) + p[j] * p[i] / (1 - p[j]) for i, j in itertools.combinations(range(len(p)), 2)
+    }
+
+
+def assert_pairs(index: Tensor, expected: dict[tuple[int, int], float]) -> None:
+    """The pairs (draws, 2) occur as often as expected, within 4 standard errors."""
+    index = index.sort(-1).values
+    for (i, j), probability in expected.items():
+        frequency = ((index[:, 0] == i) & (index[:, 1] == j)).double().mean().item()
+        assert abs(frequency - probability) <= 4 * math.sqrt(probability * (1 - probability) / len(index))
+
+
+def test_gumbel_top_k_draws_without_replacement() -> None:
+    u = from_generator((DRAWS,), generator=generator(3))(5)
+    chosen = sample_without_replacement(PROBABILITY.log().float(), u, 2)
+    assert chosen.live.all()
+    assert_pairs(chosen.indices, pair_probabilities(PROBABILITY))
+
+
+@pytest.mark.parametrize("columns", ["importance", "uniform"])
+def test_columns_of_skeinformer_have_the_probabilities_of_equation_5(columns: str) -> None:
+    """All rows are pilots, so that Eq. (5) is the same in every draw; one of six keys is padding."""
+    q, k, v = tensors(1, 1, 6, p=3, peak=2, seed=2)
+    mask = torch.tensor([[True, True, False, True, True, True]])
+    real = mask[0].nonzero()[:, 0]
+    _, info = skein_attention(
+        *(copies(x, DRAWS).float() for x in (q, k, v)),
+        key_mask=copies(mask, DRAWS),
+        num_samples=2,
+        num_pilots=6,
+        columns=columns,  # type: ignore[arg-type]
+        generator=generator(6),
+        return_info=True,
+        num_checks=1,
+    )
+    probability = reference.estimated_probability(
+        q[0, 0], k[0, 0], v[0, 0], list(range(6)), 1 / math.sqrt(3), mask[0].tolist()
+    )
+    weights = torch.stack(probability)[real] if columns == "importance" else torch.ones(5)
+    place = torch.full((6,), -1).scatter(0, real, torch.arange(5))
+    assert_pairs(place[info.columns[:, 0]], pair_probabilities(weights))
+
+
+def test_columns_without_row_normalization_are_drawn_with_replacement() -> None:
+    q, k, v = tensors(1, 1, 5, p=3, peak=2, seed=2)
+    _, info = skein_attention(
+        *(copies(x, DRAWS) for x in (q, k, v)),
+        num_samples=2,
+        num_pilots=5,
+        row_norm="none",
+        generator=generator(6),
+        return_info=True,
+        num_checks=1,
+    )
+    p = torch.stack(reference.estimated_probability(q[0, 0], k[0, 0], v[0, 0], list(range(5)), 3**-0.5, [True] * 5))
+    expected = {(i, i): float(p[i] ** 2) for i in range(5)}
+    expected |= {(i, j): float(2 * p[i] * p[j]) for i, j in itertools.combinations(range(5), 2)}
+    assert_pairs(info.columns[:, 0], expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_pilots_are_uniform_and_different_for_every_head_and_example(masked: bool) -> None:
+    q, k, v = (copies(x, DRAWS).float() for x in tensors(1, 2, 6, p=2))
+    mask = copies(torch.tensor([[True, False, True, True, True, True]]), DRAWS) if masked else None
+    _, info = skein_attention(
+        q, k, v, query_mask=mask, num_samples=2, num_pilots=2, generator=generator(8), return_info=True, num_checks=1
+    )
+    real = [0, 2, 3, 4, 5] if masked else list(range(6))
+    pairs = list(itertools.combinations(real, 2))
+    share = 1 / len(pairs)
+    pilots = info.pilots.sort(-1).values  # (draws, heads, 2)
+    for head in range(2):
+        assert_pairs(pilots[:, head], dict.fromkeys(pairs, share))
+    bound = 4 * math.sqrt(share * (1 - share) / DRAWS)
+    same_in_both_heads = (pilots[:, 0] == pilots[:, 1]).all(-1).double().mean()
+    same_in_the_next_example = (pilots[1:, 0] == pilots[:-1, 0]).all(-1).double().mean()
+    assert abs(same_in_both_heads - share) <= bound
+    assert abs(same_in_the_next_example - share) <= bound
+
+
+def test_pilots_and_columns_are_independent() -> None:
+    """Uniform columns know nothing of the pilots."""
+    q, k, v = (copies(x, DRAWS).float() for x in tensors(1, 1, 4, p=2))
+    _, info = skein_attention(
+        q, k, v, num_samples=1, columns="uniform", generator=generator(9), return_info=True, num_checks=1
+    )
+    same = (info.pilots == info.columns).double().mean().item()
+    assert abs(same - 1 / 4) <= 4 * math.sqrt(3 / 16 / DRAWS)
+
+
+def test_uniform_rows_are_distinct_and_real() -> None:
+    mask = random_mask(50, 12)[:, None]
+    u = from_generator((50, 3), generator=generator())(12)
+    rows = uniform_rows(u, mask, 5)
+    marked = rows.marked(7)
+    assert marked.shape == (50, 3, 7)
+    for i, j in itertools.product(range(50), range(3)):
+        chosen = [x for x in marked[i, j].tolist() if x >= 0]
+        assert len(set(chosen)) == len(chosen) == min(5, int(mask[i].sum()))
+        assert all(mask[i, 0, x] for x in chosen)

@@ -1,0 +1,214 @@
+"""The fast path of Skeinformer against the literal transcription of Algorithm 1, for the draws that it reports."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from skeinformer import SkeinInfo, skein_attention
+from tests import reference
+from tests.helpers import exact, generator, gradients, lengths_mask, over_heads, random_mask, tensors
+
+OPTIONS = [
+    {"columns": columns, "row_norm": row_norm, "reuse_pilots": reuse}
+    for columns, row_norm, reuse in itertools.product(
+        ("importance", "uniform"), ("adaptive", "simple", "none"), (True, False)
+    )
+]
+
+
+def label(options: dict[str, object]) -> str:
+    return "-".join(str(value) for value in options.values())
+
+
+def mask_case(kind: str) -> tuple[int, int, Tensor | None, Tensor | None]:
+    """n, n_k, key_mask, query_mask."""
+    if kind == "none":
+        return 7, 7, None, None
+    if kind == "suffix":
+        return 7, 7, lengths_mask([7, 3], 7), lengths_mask([7, 3], 7)
+    if kind == "anywhere":
+        return 8, 8, random_mask(2, 8, seed=1), random_mask(2, 8, seed=2)
+    if kind == "cross":
+        return 5, 9, random_mask(2, 9, seed=3), None
+    return 9, 4, None, random_mask(2, 9, seed=4)
+
+
+CASES = ["none", "suffix", "anywhere", "cross", "few_keys"]
+
+
+def transcribed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+    info: SkeinInfo,
+    options: dict[str, object],
+    scale: float,
+) -> Tensor:
+    def one_head(
+        Q: Tensor, K: Tensor, V: Tensor, keys: list[bool], queries: list[bool], at: tuple[int, int]
+    ) -> Tensor:
+        pilots = [j for j in info.pilots[at].tolist() if j >= 0]
+        columns = [j for j in info.columns[at].tolist() if j >= 0]
+        m = sum(keys)
+        if options["columns"] == "importance":
+            probability = reference.estimated_probability(Q, K, V, pilots, scale, keys)
+        else:
+            probability = [torch.tensor(real / m, dtype=torch.float64) for real in keys]
+        return reference.algorithm_1(
+            Q,
+            K,
+            V,
+            pilots,
+            columns,
+            scale=scale,
+            key_mask=keys,
+            query_mask=queries,
+            probability=probability,
+            row_norm=str(options["row_norm"]),
+            reuse_pilots=bool(options["reuse_pilots"]),
+        )
+
+    return over_heads(one_head, q, k, v, key_mask, query_mask)
+
+
+@pytest.mark.parametrize("num_pilots", [3, 20])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("options", OPTIONS, ids=label)
+def test_values_and_gradients_of_algorithm_1(options: dict[str, object], case: str, num_pilots: int) -> None:
+    n, n_k, key_mask, query_mask = mask_case(case)
+    q, k, v = tensors(2, 2, n, n_k, p=3, p_v=5, peak=4)
+    scale = 1 / math.sqrt(3)
+    output, info = skein_attention(
+        q,
+        k,
+        v,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        num_samples=3,
+        num_pilots=num_pilots,
+        generator=generator(1),
+        return_info=True,
+        **options,  # type: ignore[arg-type]
+    )
+    expected = transcribed(q, k, v, key_mask, query_mask, info, options, scale)
+    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
+    pairs = zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), "qkv", strict=True)
+    for ours, theirs, name in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, msg=lambda text, x=name: f"{x}: {text}")
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 6, 30])
+def test_sample_sizes_and_an_explicit_scale(num_samples: int) -> None:
+    options = OPTIONS[0]
+    key_mask = query_mask = random_mask(2, 9, seed=5)
+    q, k, v = tensors(2, 2, 9, p=4, p_v=2)
+    output, info = skein_attention(
+        q,
+        k,
+        v,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        num_samples=num_samples,
+        num_pilots=2,
+        scale=0.9,
+        generator=generator(2),
+        return_info=True,
+    )
+    expected = transcribed(q, k, v, key_mask, query_mask, info, options, 0.9)
+    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("num_pilots", [1, 3, 20])
+def test_log_probability_is_equation_5(case: str, num_pilots: int) -> None:
+    n, n_k, key_mask, query_mask = mask_case(case)
+    q, k, v = tensors(2, 2, n, n_k, p=3, p_v=5, peak=4)
+    masks = {"key_mask": key_mask, "query_mask": query_mask}
+    _, info = skein_attention(
+        q, k, v, num_samples=3, num_pilots=num_pilots, generator=generator(1), return_info=True, **masks
+    )
+
+    def one_head(
+        Q: Tensor, K: Tensor, V: Tensor, keys: list[bool], queries: list[bool], at: tuple[int, int]
+    ) -> Tensor:
+        pilots = [j for j in info.pilots[at].tolist() if j >= 0]
+        return torch.stack(reference.estimated_probability(Q, K, V, pilots, 1 / math.sqrt(3), keys))
+
+    expected = over_heads(one_head, q, k, v, key_mask, query_mask)
+    torch.testing.assert_close(info.log_probability, expected.log(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("row_norm", ["adaptive", "simple", "none"])
+def test_uniform_columns_have_equal_probability(row_norm: str) -> None:
+    key_mask = lengths_mask([6, 2], 6)
+    q, k, v = tensors(2, 2, 6)
+    _, info = skein_attention(
+        q,
+        k,
+        v,
+        key_mask=key_mask,
+        num_samples=3,
+        columns="uniform",
+        row_norm=row_norm,  # type: ignore[arg-type]
+        generator=generator(),
+        return_info=True,
+    )
+    expected = torch.where(key_mask, 1 / key_mask.sum(1, keepdim=True), 0.0).log()[:, None].expand(2, 2, 6)
+    torch.testing.assert_close(info.log_probability, expected, check_dtype=False)
+
+
+def test_pilots_are_absent_where_nothing_asks_for_them() -> None:
+    q, k, v = tensors(2, 2, 6)
+    _, info = skein_attention(
+        q, k, v, num_samples=3, num_pilots=4, columns="uniform", reuse_pilots=False, generator=generator(), return_info=True
+    )
+    assert info.pilots.shape == (2, 2, 4)
+    assert (info.pilots == -1).all()
+
+
+def test_pilots_default_to_the_number_of_samples() -> None:
+    q, k, v = tensors(1, 1, 9)
+    _, info = skein_attention(q, k, v, num_samples=4, generator=generator(), return_info=True)
+    assert info.pilots.shape == (1, 1, 4)
+    assert info.columns.shape == (1, 1, 4)
+
+
+def test_a_value_of_zero_still_has_a_finite_probability() -> None:
+    """Its key has mass in the normalizer, so it must be selectable: log p is low, not -inf."""
+    q, k, v = (x.detach() for x in tensors(1, 1, 6))
+    v[0, 0, 2] = 0
+    _, info = skein_attention(q, k, v, num_samples=6, generator=generator(), return_info=True)
+    others = info.log_probability[0, 0, [0, 1, 3, 4, 5]]
+    assert torch.isfinite(info.log_probability).all()
+    assert info.log_probability[0, 0, 2] < others.min() - 10
+    assert sorted(info.columns[0, 0].tolist()) == list(range(6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision_selects_in_float32(dtype: torch.dtype) -> None:
+    """Peaked logits: probabilities below the smallest half-precision number must still be told apart."""
+    q, k, v = (x.detach() for x in tensors(1, 2, 40, p=8, peak=60, dtype=dtype))
+    options = {"num_samples": 8, "num_pilots": 6, "return_info": True}
+    _, info = skein_attention(q, k, v, generator=generator(3), **options)
+    _, wide = skein_attention(q.double(), k.double(), v.double(), generator=generator(3), **options)
+    assert info.log_probability.dtype == torch.float32
+    assert torch.equal(info.pilots, wide.pilots)
+    torch.testing.assert_close(info.log_probability.double(), wide.log_probability, rtol=1e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("options", [x for x in OPTIONS if x["row_norm"] != "none"], ids=label)
+def test_all_columns_selected_is_exact_attention(options: dict[str, object]) -> None:
+    key_mask, query_mask = random_mask(2, 9, seed=6), random_mask(2, 7, seed=7)
+    q, k, v = tensors(2, 2, 7, 9, p=3, p_v=5, peak=3)
+    masks = {"key_mask": key_mask, "query_mask": query_mask}
+    m = int(key_mask.sum(1).max())
+    output = skein_attention(q, k, v, num_samples=m, num_pilots=2, generator=generator(), **masks, **options)  # type: ignore[call-overload]
+    expected = exact(q, k, v, key_mask, query_mask)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)

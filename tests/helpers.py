@@ -1,0 +1,176 @@
+"""Inputs, masks, noise and the variants that the property tests of attention run over."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from skeinformer.attention import METHODS, Attention, build
+from skeinformer.noise import from_generator
+from skeinformer.sketch import SKETCHES
+from tests import reference
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+HEAD_DIM = 4
+
+
+class Variant(NamedTuple):
+    """A row of METHODS with options of its own."""
+
+    method: str
+    options: dict[str, Any]
+
+    def build(self, budget: int = 5, head_dim: int = HEAD_DIM, **options: Any) -> Attention:
+        return build(self.method, head_dim=head_dim, budget=budget, **{**self.options, **options})
+
+
+# every row of the table as it is, and the options that no row sets
+VARIANTS: dict[str, Variant] = {
+    **{name: Variant(name, {}) for name in METHODS},
+    **{
+        f"sketched-{sketch}-{side}": Variant("sketched", {"sketch": sketch, "side": side})
+        for sketch in SKETCHES
+        for side in ("columns", "rows")
+    },
+    "skeinformer-few_pilots": Variant("skeinformer", {"num_pilots": 2}),
+    "skeinformer-uniform-reuse": Variant("skeinformer", {"columns": "uniform"}),
+    "skeinformer-simple-reuse": Variant("skeinformer", {"row_norm": "simple"}),
+    "skeinformer-none-reuse": Variant("skeinformer", {"row_norm": "none"}),
+    "skeinformer-none-uniform": Variant("skeinformer", {"row_norm": "none", "columns": "uniform"}),
+}
+SKETCHED = {name for name, variant in VARIANTS.items() if variant.method == "sketched"}
+WITHOUT_NORM = {"skeinformer_no_norm", "skeinformer-none-reuse", "skeinformer-none-uniform"}
+# D^-1 A S S^T V and D^-1 S S^T A V are unbiased and do not normalize; dropped weights are made up for on average
+ROWS_SUM_TO_ONE_ON_AVERAGE = SKETCHED | WITHOUT_NORM | {"softmax_dropout"}
+# the numbers that these sketches are made of belong to rows of a longer matrix, not to tokens: moving a token changes S
+BOUND_TO_POSITIONS = {f"sketched-{sketch}-{side}" for sketch in ("srht", "very_sparse") for side in ("columns", "rows")}
+# a sketch that mixes rows of A on the left has entries of size D_j / D_i: that is the method, and no half precision
+MIXES_ROWS = {
+    name
+    for name in SKETCHED
+    if name.endswith("-rows") and name not in ("sketched-subsampling-rows", "sketched-subsampling_without-rows")
+}
+RANDOM = [name for name, variant in VARIANTS.items() if METHODS[variant.method].random]
+DETERMINISTIC = [name for name in VARIANTS if name not in RANDOM]
+EXACT = [
+    name
+    for name, variant in VARIANTS.items()
+    if METHODS[variant.method].exact in ("always", "in evaluation", "d >= m") and name not in WITHOUT_NORM
+]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def tensors(
+    b: int = 2,
+    h: int = 2,
+    n: int = 11,
+    n_k: int | None = None,
+    *,
+    p: int = HEAD_DIM,
+    p_v: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    peak: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Standard normal q, k, v that require gradients, the same numbers in every dtype; peak multiplies the logits."""
+    source = generator(seed)
+    n_k = n if n_k is None else n_k
+    shapes = ((b, h, n, p), (b, h, n_k, p), (b, h, n_k, p if p_v is None else p_v))
+    q, k, v = (torch.randn(shape, generator=source, dtype=torch.float64) for shape in shapes)
+    return (
+        (q * math.sqrt(peak)).to(dtype).requires_grad_(),
+        (k * math.sqrt(peak)).to(dtype).requires_grad_(),
+        v.to(dtype).requires_grad_(),
+    )
+
+
+def copies(x: Tensor, count: int) -> Tensor:
+    """The first example `count` times, without gradient: the batch dimension as independent draws."""
+    return x.detach()[:1].expand(count, *x.shape[1:])
+
+
+def random_mask(b: int, n: int, seed: int = 0, share: float = 0.6) -> Tensor:
+    """Padding anywhere, at least one real token in each example."""
+    source = generator(seed)
+    mask = torch.rand(b, n, generator=source) < share
+    return mask.scatter(1, torch.randint(n, (b, 1), generator=source), True)
+
+
+def lengths_mask(lengths: list[int], n: int) -> Tensor:
+    """Right padding."""
+    return torch.arange(n) < torch.tensor(lengths)[:, None]
+
+
+def draw(module: Attention, query: Tensor, key: Tensor, seed: int = 0) -> Any:
+    """Noise for a module."""
+    return module.draw_noise(query, key, from_generator(tuple(query.shape[:2]), generator=generator(seed)))
+
+
+def map_noise(noise: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same kind of noise with every tensor changed."""
+    return None if noise is None else tuple(change(x) for x in noise)
+
+
+def gradients(output: Tensor, inputs: tuple[Tensor, ...], seed: int = 0) -> tuple[Tensor, ...]:
+    """Of a random linear function of the output; zeros where it does not depend on an input."""
+    weight = torch.randn(output.shape, generator=generator(seed), dtype=torch.float64).to(output.dtype)
+    if not output.requires_grad:
+        return tuple(torch.zeros_like(x) for x in inputs)
+    return torch.autograd.grad((output * weight).sum(), inputs, materialize_grads=True)
+
+
+def as_list(mask: Tensor | None, b: int, n: int) -> list[list[bool]]:
+    """A mask as Python lists, all True for None."""
+    return [[True] * n for _ in range(b)] if mask is None else mask.tolist()
+
+
+def over_heads(
+    one_head: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
+) -> Tensor:
+    """Stack one_head(Q, K, V, key_mask, query_mask, (example, head)) over examples and heads."""
+    b, h = q.shape[:2]
+    keys, queries = as_list(key_mask, b, k.shape[2]), as_list(query_mask, b, q.shape[2])
+    return torch.stack(
+        [
+            torch.stack([one_head(q[i, j], k[i, j], v[i, j], keys[i], queries[i], (i, j)) for j in range(h)])
+            for i in range(b)
+        ]
+    )
+
+
+def exact(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Exact attention by the transcription, for tensors of any size that loops can bear."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return over_heads(
+        lambda Q, K, V, keys, queries, _: reference.softmax_attention(Q, K, V, scale, keys, queries),
+        q,
+        k,
+        v,
+        key_mask,
+        query_mask,
+    )
+
+
+def dense_exact(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    """Exact attention by plain float64 matrix products, for what is too large for loops. Every example has a key."""
+    scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
+    if key_mask is not None:
+        scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
+    return scores.softmax(-1) @ v.double()
+
+
+def relative_error(output: Tensor, truth: Tensor) -> Tensor:
+    """|R - BV|_F / |BV|_F for every example and head."""
+    return (output.double() - truth.double()).norm(dim=(-2, -1)) / truth.double().norm(dim=(-2, -1))
