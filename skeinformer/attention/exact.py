@@ -84,4 +84,4 @@ class VMean(Attention):
     ) -> Tensor:
         total = value.sum(-2, keepdim=True, dtype=statistics_dtype(value))  # (b, h, 1, p_v)
         count = value.shape[-2] if key_mask is None else key_mask.sum(-1)[..., None, None].clamp(min=1)
-        return (total / count).to(value.dtype).expand(*query.shape[:-1], -1)
+        return (total / count).to(value.dtype).expand(*query.shape[:-1], -1).contiguous()

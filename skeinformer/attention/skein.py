@@ -309,8 +309,9 @@ def skein_attention(
 
     Algorithm 1 of Chen et al. (2022). With `return_info` the result is (output, SkeinInfo), the output the same to the
     bit; `num_checks` more rows are then computed to estimate its error. `num_pilots` defaults to `num_samples`, as in
-    the paper; 32 are faster and usually as good. `row_norm="none"` is the unbiased D^-1 A S S^T V with exact D, in
-    quadratic time. Selection carries no gradient; everything selected, the mean key and the mean value do.
+    the paper; fewer are faster, and 32 are about as good on long sequences. `row_norm="none"` is the unbiased
+    D^-1 A S S^T V with exact D, in quadratic time. Selection carries no gradient; everything selected, the mean key and
+    the mean value do.
     Time O(n (d + P) p) for P pilots, memory O((n + d) p).
     """
     options = check_skein_options(num_samples, num_pilots, columns, row_norm, reuse_pilots, scale, num_checks)

@@ -1,0 +1,212 @@
+"""The error estimate: it changes nothing, equals the truth when every row is checked, and is honest in between."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from skeinformer import SkeinNoise, skein_attention
+from tests.helpers import DTYPES, copies, dense_exact, generator, lengths_mask, random_mask, relative_error, tensors
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    f"{columns}-{row_norm}-{'reuse' if reuse else 'no_reuse'}": {
+        "columns": columns,
+        "row_norm": row_norm,
+        "reuse_pilots": reuse,
+    }
+    for columns, row_norm, reuse in itertools.product(
+        ("importance", "uniform"), ("adaptive", "simple", "none"), (True, False)
+    )
+}
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+def noise_for(q: Tensor, k: Tensor, options: dict[str, Any], num_samples: int) -> SkeinNoise:
+    source = generator(1)
+    pilots = torch.rand(q.shape[:3], generator=source)
+    if options["row_norm"] == "none":
+        return SkeinNoise(pilots, torch.rand(*q.shape[:2], num_samples, generator=source, dtype=torch.float64))
+    return SkeinNoise(pilots, torch.rand(k.shape[:3], generator=source))
+
+
+def truth(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, output: Tensor) -> Tensor:
+    expected = dense_exact(q, k, v, key_mask)
+    if query_mask is not None:
+        expected = expected.masked_fill(~query_mask[:, None, :, None], 0)
+    return relative_error(output, expected)
+
+
+@every_option
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_asking_for_info_does_not_change_the_output(options: dict[str, Any], dtype: torch.dtype, masked: bool) -> None:
+    q, k, v = tensors(2, 2, 30, dtype=dtype, peak=4)
+    mask = random_mask(2, 30) if masked else None
+    noise = noise_for(q, k, options, 6)
+    arguments = {"key_mask": mask, "query_mask": mask, "num_samples": 6, "num_pilots": 5, "noise": noise, **options}
+    output = skein_attention(q, k, v, **arguments)
+    for num_checks in (1, 32):
+        again, info = skein_attention(q, k, v, return_info=True, num_checks=num_checks, **arguments)
+        assert torch.equal(output, again)
+        assert not any(x.requires_grad for x in info)
+
+
+def test_asking_for_info_draws_no_other_numbers() -> None:
+    q, k, v = tensors(2, 2, 30)
+    output, _ = skein_attention(q, k, v, num_samples=6, generator=generator(3), return_info=True)
+    assert torch.equal(output, skein_attention(q, k, v, num_samples=6, generator=generator(3)))
+
+
+@every_option
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("num_pilots", [1, 6, 18, 50])
+def test_a_check_of_every_row_leaves_no_doubt(options: dict[str, Any], masked: bool, num_pilots: int) -> None:
+    """With as many checks as rows, the estimate is the error and its standard error 0."""
+    q, k, v = tensors(2, 2, 20, peak=6)
+    key_mask, query_mask = (random_mask(2, 20, seed=4), random_mask(2, 20, seed=5)) if masked else (None, None)
+    masks = {"key_mask": key_mask, "query_mask": query_mask}
+    output, info = skein_attention(
+        q,
+        k,
+        v,
+        num_samples=4,
+        num_pilots=num_pilots,
+        num_checks=20,
+        generator=generator(2),
+        return_info=True,
+        **masks,
+        **options,
+    )
+    expected = truth(q, k, v, key_mask, query_mask, output)
+    torch.testing.assert_close(info.error, expected, rtol=1e-9, atol=1e-9)
+    assert (info.error_se == 0).all()
+
+
+def test_as_many_checks_as_rows_that_are_not_pilots_leave_no_doubt() -> None:
+    q, k, v = tensors(2, 2, 20, peak=6)
+    output, info = skein_attention(
+        q, k, v, num_samples=4, num_pilots=8, num_checks=12, generator=generator(2), return_info=True
+    )
+    torch.testing.assert_close(info.error, truth(q, k, v, None, None, output), rtol=1e-9, atol=1e-9)
+    assert (info.error_se == 0).all()
+
+
+def test_more_pilots_than_rows_reused_leave_no_error() -> None:
+    q, k, v = tensors(2, 2, 20, peak=6)
+    _, info = skein_attention(q, k, v, num_samples=2, num_pilots=20, generator=generator(2), return_info=True)
+    assert (info.error == 0).all()
+    assert (info.error_se == 0).all()
+
+
+def test_exact_output_has_no_error() -> None:
+    q, k, v = tensors(2, 2, 60, peak=6)
+    _, info = skein_attention(q, k, v, num_samples=60, num_pilots=4, generator=generator(2), return_info=True)
+    assert info.error.max() < 1e-12
+    assert info.error_se.max() < 1e-12
+
+
+@every_option
+def test_a_fully_padded_example_has_no_error(options: dict[str, Any]) -> None:
+    q, k, v = tensors(4, 2, 20, peak=6)
+    key_mask, query_mask = torch.ones(4, 20, dtype=torch.bool), torch.ones(4, 20, dtype=torch.bool)
+    key_mask[[0, 2]] = False
+    query_mask[[1, 2]] = False
+    masks = {"key_mask": key_mask, "query_mask": query_mask}
+    _, info = skein_attention(q, k, v, num_samples=3, generator=generator(), return_info=True, **masks, **options)
+    assert (info.error[:3] == 0).all()
+    assert (info.error_se[:3] == 0).all()
+    assert (info.error[3] > 0).all()
+    assert (info.error_se[3] >= 0).all()
+
+
+def test_values_of_zero_have_no_error() -> None:
+    q, k, v = tensors(1, 2, 40)
+    _, info = skein_attention(q, k, torch.zeros_like(v), num_samples=3, generator=generator(), return_info=True)
+    assert (info.error == 0).all()
+    assert (info.error_se == 0).all()
+
+
+def test_one_check_row_says_nothing_about_its_own_error() -> None:
+    q, k, v = tensors(1, 2, 40)
+    _, info = skein_attention(q, k, v, num_samples=3, generator=generator(), return_info=True, num_checks=1)
+    assert info.error.isfinite().all()
+    assert (info.error_se == math.inf).all()
+
+
+@every_option
+@pytest.mark.parametrize("masked", [False, True])
+def test_unbiased_and_with_a_standard_error_of_the_right_size(options: dict[str, Any], masked: bool) -> None:
+    """Over draws: the mean of error^2 is that of the truth within 4 standard errors; error_se is the spread."""
+    draws, n = 800, 96
+    q, k, v = (copies(x, draws).float() for x in tensors(1, 1, n, p=8, peak=3, seed=1))
+    mask = None
+    if masked:
+        mask = lengths_mask([n], n + 16)[:, torch.randperm(n + 16, generator=generator(7))].expand(draws, -1)
+        real = mask[0].nonzero()[:, 0]
+        q, k, v = (torch.zeros(draws, 1, n + 16, 8).index_copy(2, real, x) for x in (q, k, v))
+    output, info = skein_attention(
+        q,
+        k,
+        v,
+        key_mask=mask,
+        query_mask=mask,
+        num_samples=16,
+        num_pilots=32,
+        num_checks=32,
+        generator=generator(4),
+        return_info=True,
+        **options,
+    )
+    one = slice(None, 1)
+    expected = dense_exact(q[one], k[one], v[one], None if mask is None else mask[one])
+    if mask is not None:
+        expected = expected.masked_fill(~mask[one, None, :, None], 0)
+    error, error_se = info.error[:, 0].double(), info.error_se[:, 0].double()
+    true_error = relative_error(output, expected.expand_as(output))[:, 0]
+    difference = error**2 - true_error**2
+    assert difference.mean().abs() <= 4 * difference.std() / math.sqrt(draws)
+    spread = (error - true_error).std()
+    assert 0.6 <= error_se.square().mean().sqrt() / spread <= 1.6
+
+
+def test_check_rows_are_not_pilots() -> None:
+    """A pilot's own error is 0 when it is reused: counting it as a check would halve the estimate here."""
+    draws = 300
+    q, k, v = (copies(x, draws).float() for x in tensors(1, 1, 40, p=8, peak=4))
+    output, info = skein_attention(
+        q, k, v, num_samples=5, num_pilots=30, num_checks=32, generator=generator(1), return_info=True
+    )
+    expected = dense_exact(q[:1], k[:1], v[:1]).expand_as(output)
+    torch.testing.assert_close(info.error.double(), relative_error(output, expected), rtol=1e-4, atol=1e-6)
+
+
+def pretrained_ratio(n: int, layer: int, draws: int = 5) -> float:
+    """The median over heads and draws of estimate / truth on a pretrained model's Q, K, V, d = 128."""
+    pytest.importorskip("transformers", reason="the extra `lab` is not installed")
+    pretrained = pytest.importorskip("skeinformer.lab.pretrained")
+    try:
+        pretrained.minilm_folder()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    q, k, v = pretrained.pretrained_qkv(n, layer=layer)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    ratios = []
+    for seed in range(draws):
+        output, info = skein_attention(q, k, v, num_samples=128, generator=generator(seed), return_info=True)
+        ratios.append(info.error / relative_error(output, expected))
+    return torch.cat(ratios).median().item()
+
+
+@pytest.mark.parametrize("layer", [0, 5])
+def test_estimate_is_near_the_truth_on_a_pretrained_model(layer: int) -> None:
+    assert 0.9 <= pretrained_ratio(1024, layer) <= 1.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [0, 1, 3, 5])
+@pytest.mark.parametrize("n", [1024, 4096])
+def test_estimate_is_near_the_truth_on_a_pretrained_model_at_length(n: int, layer: int) -> None:
+    assert 0.9 <= pretrained_ratio(n, layer) <= 1.1

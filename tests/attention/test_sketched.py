@@ -1,0 +1,118 @@
+"""D^-1 A S S^T V and D^-1 S S^T A V against the transcription with the dense S, for every family of sketches."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from skeinformer import SKETCHES, build
+from skeinformer.attention import Attention
+from tests import reference
+from tests.helpers import copies, draw, exact, generator, gradients, over_heads, random_mask, tensors
+
+SIDES = ["columns", "rows"]
+SAMPLING = ["subsampling", "subsampling_without"]  # S S^T is diagonal
+SCALE = 0.5
+
+
+def dense_sketch(module: Attention, noise: Any, n: int, mask: Tensor | None, b: int, h: int) -> Tensor:
+    """S, (b, h, n, d), drawn by the family with the noise that the module was given."""
+    assert isinstance(module.sketch, str)
+    family = SKETCHES[module.sketch]
+    options = dict(family.defaults)
+    if mask is not None and "log_probability" in options:
+        options["log_probability"] = torch.where(mask, 0.0, -torch.inf)[:, None]
+    d = int(module.budget)
+    return family.build(noise, n, d, dtype=torch.float64, **options).dense().expand(b, h, n, d)
+
+
+@pytest.mark.parametrize("sketch", SKETCHES)
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_values_and_gradients(sketch: str, side: str, masked: bool) -> None:
+    q, k, v = tensors(2, 2, 5, 6, p_v=3, peak=2)
+    key_mask, query_mask = (random_mask(2, 6, seed=1), random_mask(2, 5, seed=2)) if masked else (None, None)
+    module = build("sketched", head_dim=4, budget=4, sketch=sketch, side=side, scale=SCALE)
+    noise = draw(module, q, k, seed=3)
+    S = dense_sketch(module, noise, *((6, key_mask) if side == "columns" else (5, query_mask)), 2, 2)
+    transcription = reference.sketched_columns if side == "columns" else reference.sketched_rows
+    expected = over_heads(
+        lambda Q, K, V, keys, queries, at: transcription(Q, K, V, S[at], SCALE, keys, queries),
+        q,
+        k,
+        v,
+        key_mask,
+        query_mask,
+    )
+    output = module(q, k, v, key_mask=key_mask, query_mask=query_mask, noise=noise)
+    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-11)
+    for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("sketch", SKETCHES)
+@pytest.mark.parametrize("side", SIDES)
+def test_unbiased_with_padding(sketch: str, side: str) -> None:
+    """The mean over draws is exact attention, every entry within 4 standard errors."""
+    draws = 4000
+    q, k, v = tensors(1, 1, 4, 5, p=2, seed=4)
+    key_mask, query_mask = torch.tensor([[True, True, False, True, True]]), torch.tensor([[True, False, True, True]])
+    module = build("sketched", head_dim=2, budget=3, sketch=sketch, side=side)
+    output = module(
+        *(copies(x, draws) for x in (q, k, v)),
+        key_mask=copies(key_mask, draws),
+        query_mask=copies(query_mask, draws),
+        generator=generator(5),
+    )
+    expected = exact(q, k, v, key_mask, query_mask).detach()[0]
+    standard_error = output.std(0) / math.sqrt(draws)
+    assert ((output.mean(0) - expected).abs() <= 4 * standard_error + 1e-12).all()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("budget", [9, 30])
+def test_sampling_without_replacement_is_exact_at_full_budget(side: str, budget: int) -> None:
+    q, k, v = tensors(2, 2, 9, peak=3)
+    mask = random_mask(2, 9)
+    module = build("sketched", head_dim=4, budget=budget, sketch="subsampling_without", side=side)
+    output = module(q, k, v, key_mask=mask, query_mask=mask, generator=generator())
+    torch.testing.assert_close(output, exact(q, k, v, mask, mask), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("sketch", SAMPLING)
+def test_sampled_rows_are_exact_rows_scaled(sketch: str) -> None:
+    """Informer's form: d rows of B V at most, each a multiple of the exact one, the others zero."""
+    q, k, v = tensors(1, 1, 9, peak=3)
+    module = build("sketched", head_dim=4, budget=3, sketch=sketch, side="rows")
+    output = module(q, k, v, generator=generator())[0, 0]
+    expected = exact(q, k, v)[0, 0]
+    live = output.abs().sum(-1) > 0
+    assert 1 <= live.sum() <= 3
+    ratio = (output / expected)[live]
+    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), rtol=1e-10, atol=0)
+    assert (ratio > 0).all()
+
+
+def test_num_samples_wins_over_the_budget() -> None:
+    q, k, v = tensors(1, 1, 9)
+    module = build("sketched", head_dim=4, budget=3, num_samples=5)
+    assert draw(module, q, k)[0].shape == (1, 1, 9, 5)
+    assert module(q, k, v).shape == v.shape
+
+
+def test_options_of_the_sketch_are_passed_on() -> None:
+    q, k, v = tensors(1, 1, 9)
+    module = build("sketched", head_dim=4, budget=5, sketch="sparse_embedding", num_nonzeros=2)
+    assert draw(module, q, k)[0].shape == (1, 1, 9, 2)
+    with pytest.raises(TypeError, match="sketch 'sparse_embedding' has no option 'nonzeros'"):
+        build("sketched", head_dim=4, sketch="sparse_embedding", nonzeros=2)
+    with pytest.raises(TypeError, match="num_nonzeros must be an integer"):
+        build("sketched", head_dim=4, sketch="sparse_embedding", num_nonzeros="2")(q, k, v)
+    with pytest.raises(ValueError, match="unknown sketch 'gausian'; did you mean 'gaussian'"):
+        build("sketched", head_dim=4, sketch="gausian")
+    with pytest.raises(ValueError, match="side='row' is not known; did you mean 'rows'"):
+        build("sketched", head_dim=4, side="row")
+    with pytest.raises(TypeError, match="log_probability is not an option here"):
+        build("sketched", head_dim=4, sketch="subsampling", log_probability=torch.zeros(9))
