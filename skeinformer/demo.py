@@ -15,7 +15,7 @@ from rich.text import Text
 
 from skeinformer.lab.demo import demo_records
 from skeinformer.records import Record, append
-from skeinformer.report import label, number, seconds, size, spread, summary, write_report
+from skeinformer.report import label, number, seconds, size, spread, summary, write_figure, write_report
 
 TITLE = "Exact and sketched attention on pretrained queries, keys and values"
 
@@ -41,7 +41,7 @@ class Demo:
     seed: int = 0
     """Of Skeinformer's draws."""
     out: Path = Path("demo")
-    """The folder for records.jsonl and report.html."""
+    """The folder for records.jsonl, report.html and figure.svg."""
 
 
 class Display(Protocol):
@@ -77,6 +77,7 @@ def run_demo(options: Demo, console: Console | None = None) -> Path:
                 records.append(record)
         display.step("writing", "the page", 1.0)
         page = write_report(records, options.out / "report.html", TITLE)
+        write_figure(records, options.out / "figure.svg")
     console.print(" ".join(summary(records)), soft_wrap=not console.is_terminal)
     return page
 

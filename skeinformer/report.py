@@ -121,10 +121,19 @@ def write_report(records: Sequence[Record], path: Path | str, title: str, column
         legend=escape(LEGEND),
         footer=footer_html(records),
     )
-    path = Path(path)
+    return _write_whole(page, Path(path))
+
+
+def write_figure(records: Iterable[Record], path: Path | str) -> Path:
+    """Write the figure alone, an svg file that follows the reader's light or dark setting, and return the path."""
+    element, drawing = figure_svg(records).split(">", 1)
+    return _write_whole(f"{element}>\n{FIGURE_STYLE}{drawing}", Path(path))
+
+
+def _write_whole(text: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(page, encoding="utf-8")
+    unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
     return path
 
@@ -283,6 +292,12 @@ def _float(record: Record, name: str) -> float:
         raise ValueError(f"record field {name!r} is {value!r}, expected a number")
     return float(value)
 
+
+FIGURE_STYLE = """<style>
+svg { color: #1b1f24; background: #ffffff; }
+svg text { font-family: system-ui, sans-serif; }
+@media (prefers-color-scheme: dark) { svg { color: #e6edf3; background: #0f1318; } }
+</style>"""
 
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en">

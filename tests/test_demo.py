@@ -41,7 +41,7 @@ def test_the_demo_writes_records_and_page(tmp_path: Path, terminal: bool) -> Non
     screen = console(terminal)
     page = run_demo(Demo(**TINY, out=out), screen)
     assert page == out / "report.html"
-    assert sorted(file.name for file in out.iterdir()) == ["records.jsonl", "report.html"]
+    assert sorted(file.name for file in out.iterdir()) == ["figure.svg", "records.jsonl", "report.html"]
     rows = read(out / "records.jsonl")
     assert [(r["n"], r["method"], r["pilots"]) for r in rows] == [
         (n, method, pilots)

@@ -3,6 +3,7 @@
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -10,7 +11,7 @@ pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
 from skeinformer import report
 from skeinformer.records import Record
-from skeinformer.report import figure_svg, number, seconds, size, spread, summary, write_report
+from skeinformer.report import figure_svg, number, seconds, size, spread, summary, write_figure, write_report
 
 CHROMIUM = Path("/usr/bin/chromium")
 CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
@@ -248,3 +249,11 @@ def test_a_browser_shows_the_page(tmp_path: Path, scheme: str, width: int) -> No
     assert scroll <= width  # only the table scrolls sideways
     brightness = [sum(map(int, re.findall(r"\d+", color)[:3])) / 3 for color in (ink, paper)]
     assert abs(brightness[0] - brightness[1]) > 128
+
+
+def test_the_figure_alone_is_a_whole_svg_file(tmp_path: Path) -> None:
+    path = write_figure(RECORDS, tmp_path / "deep" / "figure.svg")
+    root = ElementTree.parse(path).getroot()
+    assert root.tag.endswith("svg")
+    assert "prefers-color-scheme: dark" in path.read_text()
+    assert [file.name for file in path.parent.iterdir()] == ["figure.svg"]

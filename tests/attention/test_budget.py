@@ -1,0 +1,154 @@
+"""choose_num_samples: the smallest power of two that meets the tolerance by its own estimate."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from skeinformer import SkeinInfo, choose_num_samples, skein_attention
+from tests.helpers import dense_exact, generator, lengths_mask, relative_error, tensors
+
+
+class Recorder:
+    """skein_attention that keeps what it was asked and what it estimated."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.infos: list[SkeinInfo] = []
+
+    def __call__(self, *inputs: Tensor, num_samples: int, **options: Any) -> tuple[Tensor, SkeinInfo]:
+        output, info = skein_attention(*inputs, num_samples=num_samples, **options)
+        self.asked.append(num_samples)
+        self.infos.append(info)
+        return output, info
+
+
+def upper(info: SkeinInfo, statistic: str) -> float:
+    """The estimate plus two standard errors of the worst head; or of the mean over heads, which are independent."""
+    if statistic == "worst":
+        return max((info.error + 2 * info.error_se).flatten().tolist())
+    count = info.error.numel()
+    return sum(info.error.flatten().tolist()) / count + 2 * math.sqrt(sum(info.error_se.flatten().square().tolist())) / count
+
+
+@pytest.mark.parametrize("statistic", ["worst", "mean"])
+@pytest.mark.parametrize("tolerance", [0.05, 0.2, 0.5, 3.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_smallest_power_of_two_that_meets_the_tolerance(statistic: str, tolerance: float, seed: int) -> None:
+    q, k, v = tensors(2, 2, 200, p=8, peak=12, dtype=torch.float32)
+    recorder = Recorder()
+    d = choose_num_samples(
+        q,
+        k,
+        v,
+        tolerance=tolerance,
+        statistic=statistic,  # type: ignore[arg-type]
+        attention=recorder,
+        generator=generator(seed),
+        num_pilots=16,
+    )
+    assert math.log2(d).is_integer()
+    assert d < 200
+    assert recorder.asked == [2**i for i in range(int(math.log2(d)) + 1)]
+    reached = [upper(info, statistic) for info in recorder.infos]
+    assert reached[-1] <= tolerance * (1 + 1e-6)
+    assert all(x > tolerance * (1 - 1e-6) for x in reached[:-1])
+    again = choose_num_samples(
+        q, k, v, tolerance=tolerance, statistic=statistic, generator=generator(seed), num_pilots=16  # type: ignore[arg-type]
+    )
+    assert again == d
+
+
+def test_answer_meets_the_tolerance_in_truth() -> None:
+    """The bound is two standard errors above the estimate: fresh draws at the answer are below it on average."""
+    q, k, v = tensors(1, 4, 200, p=8, peak=12, dtype=torch.float32)
+    d = choose_num_samples(q, k, v, tolerance=0.3, generator=generator(1), num_pilots=16)
+    errors = [
+        relative_error(skein_attention(q, k, v, num_samples=d, num_pilots=16, generator=generator(s)), dense_exact(q, k, v))
+        for s in range(2, 12)
+    ]
+    assert torch.stack(errors).mean(0).max() < 0.3
+
+
+def test_impossible_tolerance_warns_and_returns_exact_attention() -> None:
+    q, k, v = tensors(1, 2, 50, peak=1)
+    with pytest.warns(UserWarning, match="no power of two below n = 50 meets the tolerance 1e-06") as record:
+        d = choose_num_samples(q, k, v, tolerance=1e-6, generator=generator(), num_pilots=4)
+    assert d == 50
+    assert len(record) == 1
+    assert "32" in str(record[0].message)
+    output = skein_attention(q, k, v, num_samples=d, generator=generator())
+    torch.testing.assert_close(output, dense_exact(q, k, v), rtol=1e-10, atol=1e-10)
+
+
+def test_easy_tolerance_asks_once() -> None:
+    q, k, v = tensors(1, 2, 50, peak=0)
+    recorder = Recorder()
+    assert choose_num_samples(q, k, v, tolerance=0.5, attention=recorder, generator=generator()) == 1
+    assert recorder.asked == [1]
+
+
+def test_one_key_needs_one_sample_and_no_warning() -> None:
+    """d = 1 is a power of two and exact."""
+    q, k, v = tensors(1, 2, 5, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose_num_samples(q, k, v, tolerance=0.1, generator=generator()) == 1
+
+
+def test_masks_and_options_reach_the_attention() -> None:
+    """Twelve real keys of 200: sixteen samples are exact, and a fully padded example costs nothing."""
+    q, k, v = tensors(2, 2, 200, peak=12)
+    mask = lengths_mask([12, 0], 200)
+    recorder = Recorder()
+    d = choose_num_samples(
+        q,
+        k,
+        v,
+        tolerance=1e-6,
+        key_mask=mask,
+        query_mask=mask,
+        num_pilots=2,
+        attention=recorder,
+        generator=generator(),
+    )
+    assert d == 16
+    assert recorder.infos[-1].pilots.shape[-1] == 2
+
+
+def test_no_gradient_is_recorded_and_inputs_are_left_alone() -> None:
+    q, k, v = tensors(1, 2, 50)
+    kept = [x.detach().clone() for x in (q, k, v)]
+    before = torch.get_rng_state()
+    recorder = Recorder()
+    choose_num_samples(q, k, v, tolerance=0.5, attention=recorder, generator=generator())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v), kept, strict=True))
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1.0, math.nan])
+def test_bad_tolerance(tolerance: float) -> None:
+    with pytest.raises(ValueError, match="tolerance must be above 0, a relative error such as 0.1, got"):
+        choose_num_samples(*tensors(1, 1, 9), tolerance=tolerance)
+
+
+def test_bad_statistic() -> None:
+    with pytest.raises(ValueError, match="statistic='wurst' is not known; did you mean 'worst'"):
+        choose_num_samples(*tensors(1, 1, 9), tolerance=0.1, statistic="wurst")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reserved", ["num_samples", "return_info", "noise"])
+def test_reserved_options(reserved: str) -> None:
+    with pytest.raises(TypeError, match=f"choose_num_samples sets '{reserved}' itself"):
+        choose_num_samples(*tensors(1, 1, 9), tolerance=0.1, **{reserved: 4})
+
+
+def test_bad_inputs_are_named() -> None:
+    q, k, v = tensors(1, 1, 9)
+    with pytest.raises(ValueError, match="key has shape"):
+        choose_num_samples(q, k[..., :3], v, tolerance=0.1)
+    with pytest.raises(TypeError, match="key must be a tensor, got NoneType"):
+        choose_num_samples(q, None, v, tolerance=0.1)  # type: ignore[arg-type]
