@@ -39,7 +39,7 @@ class Inputs(NamedTuple):
 
 
 class Attention(nn.Module, ABC):
-    """Attention with a fixed contract: a method writes `draw_noise` and `attend`, nothing else.
+    """Attention with a fixed contract: a method writes `attend`, and `draw_noise` and `check` if it needs them.
 
     head_dim: p, the width of queries and keys. max_len: the longest sequence, for methods with parameters per position.
     budget: the sketch size, the same for every method. seed: with one, evaluation is deterministic: the noise is drawn
@@ -73,12 +73,16 @@ class Attention(nn.Module, ABC):
         """(b, h, n, p), (b, h, n_k, p), (b, h, n_k, p_v) -> (b, h, n, p_v)."""
         if query.dim() == 4 and query.shape[-1] != self.head_dim:
             raise ValueError(f"query has head width {query.shape[-1]}, but this module was built with {self.head_dim=}")
+        self.check(query, key, value)
         inputs = prepare(query, key, value, key_mask, query_mask)
         seed = None if self.training else self.seed
         noise = settle_noise(self.draw_noise, inputs, noise, generator, seed)
         with torch.autocast(query.device.type, enabled=False):
             output = self.attend(*inputs, noise)
         return clear_padding(output, inputs.query_mask)
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:  # noqa: B027
+        """Raise a ValueError where the method cannot take these tensors; most take all."""
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
         """Uniform numbers that `attend` turns into its random choices: a NamedTuple, leading dimensions (b, h)."""

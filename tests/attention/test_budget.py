@@ -12,6 +12,13 @@ from skeinformer import SkeinInfo, choose_num_samples, skein_attention
 from tests.helpers import dense_exact, generator, lengths_mask, relative_error, tensors
 
 
+def heavy_keys(b: int = 2, h: int = 2, n: int = 200, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Every query attends to some of twelve keys: a few samples leave out most of the mass, sixteen hold nearly all."""
+    q, k, v = (x.detach() for x in tensors(b, h, n, p=8, peak=0.25))
+    k[:, :, torch.randperm(n, generator=generator(5))[:12]] += 1.5
+    return (q + 2).to(dtype), k.to(dtype), v.to(dtype)
+
+
 class Recorder:
     """skein_attention that keeps what it was asked and what it estimated."""
 
@@ -35,10 +42,10 @@ def upper(info: SkeinInfo, statistic: str) -> float:
 
 
 @pytest.mark.parametrize("statistic", ["worst", "mean"])
-@pytest.mark.parametrize("tolerance", [0.05, 0.2, 0.5, 3.0])
+@pytest.mark.parametrize("tolerance", [0.04, 0.3, 0.8, 3.0])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_smallest_power_of_two_that_meets_the_tolerance(statistic: str, tolerance: float, seed: int) -> None:
-    q, k, v = tensors(2, 2, 200, p=8, peak=12, dtype=torch.float32)
+    q, k, v = heavy_keys()
     recorder = Recorder()
     d = choose_num_samples(
         q,
@@ -64,7 +71,7 @@ def test_smallest_power_of_two_that_meets_the_tolerance(statistic: str, toleranc
 
 def test_answer_meets_the_tolerance_in_truth() -> None:
     """The bound is two standard errors above the estimate: fresh draws at the answer are below it on average."""
-    q, k, v = tensors(1, 4, 200, p=8, peak=12, dtype=torch.float32)
+    q, k, v = heavy_keys(1, 4)
     d = choose_num_samples(q, k, v, tolerance=0.3, generator=generator(1), num_pilots=16)
     errors = [
         relative_error(skein_attention(q, k, v, num_samples=d, num_pilots=16, generator=generator(s)), dense_exact(q, k, v))

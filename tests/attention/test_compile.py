@@ -1,0 +1,151 @@
+"""torch.compile(fullgraph=True): one graph, equal to eager, with gradients, and none anew when only mask values change."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from skeinformer import METHODS, build, skein_attention
+from tests.helpers import RANDOM, VARIANTS, draw, generator, gradients, lengths_mask, random_mask, tensors
+
+
+class Backend:
+    """Runs the captured graph as it is, forward and backward, and counts how often one is captured."""
+
+    def __init__(self, name: str = "aot_eager") -> None:
+        self.compilations = 0
+        self.compiler = torch._dynamo.lookup_backend(name)
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
+        self.compilations += 1
+        return self.compiler(graph, inputs)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def masks_of(b: int, n: int) -> list[Tensor]:
+    """Padding anywhere, right padding, nothing real, nothing padded."""
+    return [
+        random_mask(b, n, seed=1),
+        lengths_mask([n, 3], n),
+        torch.zeros(b, n, dtype=torch.bool),
+        torch.ones(b, n, dtype=torch.bool),
+    ]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_equals_eager_with_gradients_and_compiles_once_for_all_masks(name: str) -> None:
+    q, k, v = tensors(2, 2, 9, dtype=torch.float32)
+    module = build(name, head_dim=4, budget=4)
+    noise = draw(module, q, k)
+    backend = Backend()
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    for mask in masks_of(2, 9):
+        masks = {"key_mask": mask, "query_mask": mask}
+        output, expected = compiled(q, k, v, noise=noise, **masks), module(q, k, v, noise=noise, **masks)
+        torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
+        pairs = zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True)
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert backend.compilations == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_drawing_compiles_too(name: str) -> None:
+    """Without a generator the numbers come from torch's global state, inside the graph; without masks too."""
+    q, k, v = (x.detach() for x in tensors(2, 2, 9, dtype=torch.float32))
+    backend = Backend("eager")
+    compiled = torch.compile(build(name, head_dim=4, budget=3), fullgraph=True, backend=backend)
+    first, second = compiled(q, k, v), compiled(q, k, v)
+    assert torch.equal(first, second) == (name not in RANDOM)
+    assert first.shape == v.shape
+    assert backend.compilations == 1
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith(("sketched-", "skeinformer-"))])
+def test_options_compile_in_one_graph(name: str) -> None:
+    q, k, v = (x.detach() for x in tensors(2, 2, 9, dtype=torch.float32))
+    module = VARIANTS[name].build(budget=4)
+    noise = draw(module, q, k)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    mask = random_mask(2, 9)
+    masks = {"key_mask": mask, "query_mask": mask}
+    torch.testing.assert_close(compiled(q, k, v, noise=noise, **masks), module(q, k, v, noise=noise, **masks))
+
+
+def test_a_seed_compiles_and_stays_deterministic() -> None:
+    q, k, v = (x.detach() for x in tensors(2, 2, 9, dtype=torch.float32))
+    module = build("skeinformer", head_dim=4, budget=3, seed=5).eval()
+    backend = Backend("eager")
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    assert torch.equal(compiled(q, k, v), module(q, k, v))
+    assert torch.equal(compiled(q, k, v), module(q, k, v))
+    assert backend.compilations == 1
+
+
+def test_info_compiles() -> None:
+    q, k, v = (x.detach() for x in tensors(2, 2, 40, dtype=torch.float32))
+    noise = draw(build("skeinformer", head_dim=4, budget=4), q, k)
+    options: dict[str, Any] = {"num_samples": 4, "num_checks": 8, "return_info": True, "noise": noise}
+    compiled = torch.compile(skein_attention, fullgraph=True, backend="eager")
+    mask = random_mask(2, 40)
+    output, info = compiled(q, k, v, key_mask=mask, query_mask=mask, **options)
+    expected, expected_info = skein_attention(q, k, v, key_mask=mask, query_mask=mask, **options)
+    assert torch.equal(output, expected)
+    for ours, theirs in zip(info, expected_info, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_lengths_need_no_graph_of_their_own() -> None:
+    """With dynamic shapes one graph serves sequences of many lengths above the sketch size."""
+    module = build("skeinformer", head_dim=4, budget=4)
+    backend = Backend("eager")
+    compiled = torch.compile(module, fullgraph=True, backend=backend, dynamic=True)
+    for n in (37, 50, 61, 90):
+        q, k, v = (x.detach() for x in tensors(2, 2, n, n + 3, dtype=torch.float32))
+        noise = draw(module, q, k)
+        masks = {"key_mask": random_mask(2, n + 3), "query_mask": random_mask(2, n)}
+        torch.testing.assert_close(compiled(q, k, v, noise=noise, **masks), module(q, k, v, noise=noise, **masks))
+    assert backend.compilations == 1
+
+
+def test_autocast_compiles() -> None:
+    q, k, v = (x.detach() for x in tensors(2, 2, 9, dtype=torch.float32))
+    module = build("skeinformer", head_dim=4, budget=4)
+    noise = draw(module, q, k)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = compiled(q, k, v, noise=noise)
+        assert torch.equal(output, module(q, k, v, noise=noise))
+    assert output.dtype == torch.bfloat16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_inductor(name: str) -> None:
+    q, k, v = tensors(2, 2, 9, dtype=torch.float32)
+    module = build(name, head_dim=4, budget=4)
+    noise = draw(module, q, k)
+    mask = random_mask(2, 9)
+    masks = {"key_mask": mask, "query_mask": mask}
+    compiled = torch.compile(module, fullgraph=True)
+    output, expected = compiled(q, k, v, noise=noise, **masks), module(q, k, v, noise=noise, **masks)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_generator_outside_a_compiled_module_draws_the_noise() -> None:
+    """A generator cannot enter a graph; the noise that it draws can, and gives the same result."""
+    q, k, v = (x.detach() for x in tensors(2, 2, 9, dtype=torch.float32))
+    module = build("skeinformer", head_dim=4, budget=4)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    output = compiled(q, k, v, noise=draw(module, q, k, seed=3))
+    assert torch.equal(output, module(q, k, v, generator=generator(3)))
