@@ -81,7 +81,7 @@ class Attention(nn.Module, ABC):
             output = self.attend(*inputs, noise)
         return clear_padding(output, inputs.query_mask)
 
-    def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:  # noqa: B027
+    def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Raise a ValueError where the method cannot take these tensors; most take all."""
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
