@@ -6,7 +6,7 @@ them into Gumbel, normal or sign noise with the functions below. Numbers that ar
 stored, sliced by example and replayed; a `torch.Generator` cannot.
 """
 
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,8 +26,19 @@ def from_generator(
     """Fresh numbers from `generator`, or from torch's global state."""
 
     def rand(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        u = torch.rand(*batch, *shape, generator=generator, device=device, dtype=dtype)
-        return u.clamp(min=SMALLEST)
+        size = (*batch, *shape)
+        if generator is None:  # a length that is symbolic in a compiled graph goes with no generator argument at all
+            return torch.rand(size, device=device, dtype=dtype).clamp(min=SMALLEST)
+        return torch.rand(size, generator=generator, device=device, dtype=dtype).clamp(min=SMALLEST)
+
+    return rand
+
+
+def only_shapes(batch: tuple[int, ...]) -> Rand:
+    """Tensors without contents: what a method would ask for."""
+
+    def rand(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty((*batch, *shape), device="meta", dtype=dtype)
 
     return rand
 
@@ -36,8 +47,9 @@ def from_seed(batch: tuple[int, int], seed: int, *, device: torch.device | str |
     """The same numbers for the same seed, head and position: shared by all examples, on every device, at every length.
 
     Number i of a head is a hash of (seed, draw, head, i), so numbers of the first n positions do not change when the
-    sequence is padded to n' > n. Successive calls are independent draws. `batch` is (b, h); the result is an expanded
-    view.
+    sequence is padded to n' > n. The hash is a bijection: no two of the first 2^23 numbers of a head are equal (2^32
+    in float64), so that nothing depends on how equals are ranked. Successive calls are independent draws. `batch` is
+    (b, h); the result is an expanded view.
     """
     b, h = batch
     draws = 0
@@ -48,30 +60,27 @@ def from_seed(batch: tuple[int, int], seed: int, *, device: torch.device | str |
         size = 1
         for extent in shape:
             size *= extent
-        stream = _hash(torch.arange(h, device=device) + _hash_int(seed + 0x9E3779B9 * draws))  # (h,)
-        bits = _hash(_hash(torch.arange(size, device=device))[None] ^ stream[:, None])  # (h, size), 32 bits each
-        if dtype == torch.float64:
-            u = (bits.double() + 0.5) * 2.0**-32
-        else:
-            u = ((bits >> 9).to(dtype) + 0.5) * 2.0**-23
+        bits = 32 if dtype == torch.float64 else 23  # what a number of that dtype can hold
+        i = torch.arange(size, device=device)
+        stream = _hash(torch.arange(h, device=device) + _hash(seed + 0x9E3779B9 * draws))[:, None]  # (h, 1)
+        stream = _hash(stream ^ (i >> bits))  # (h, size), constant over 2^bits successive numbers
+        u = (_hash(i, bits, stream).to(dtype) + 0.5) * 2.0**-bits  # (h, size)
         return u.reshape(1, h, *shape).expand(b, h, *shape)
 
     return rand
 
 
-def _hash(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers with low bias, in int64 arithmetic that never overflows."""
-    x = x & 0xFFFFFFFF
-    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & 0xFFFFFFFF
-    x = ((x ^ (x >> 15)) * 0x735A2D97) & 0xFFFFFFFF
-    return x ^ (x >> 15)
+T = TypeVar("T", int, Tensor)
 
 
-def _hash_int(x: int) -> int:
-    x &= 0xFFFFFFFF
-    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & 0xFFFFFFFF
-    x = ((x ^ (x >> 15)) * 0x735A2D97) & 0xFFFFFFFF
-    return x ^ (x >> 15)
+def _hash(x: T, bits: int = 32, key: T | int = 0) -> T:
+    """A bijection of integers below 2^bits for every key, close to random; int64 arithmetic that never overflows."""
+    limit = (1 << bits) - 1
+    for multiplier in (0x21F0AAAD, 0x735A2D97, 0x5BD1E995):
+        x = (x ^ key) & limit
+        x = ((x ^ (x >> (bits // 2))) * multiplier) & limit
+        key = key >> 3
+    return x ^ (x >> (bits // 2))
 
 
 def gumbel(u: Tensor) -> Tensor:

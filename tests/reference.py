@@ -143,8 +143,8 @@ def sketched_columns(
     Q: Tensor, K: Tensor, V: Tensor, S: Tensor, scale: float, key_mask: Mask, query_mask: Mask
 ) -> Tensor:
     """D^-1 A S S^T V for a dense S; columns of A and rows of V that are padding are zero."""
-    real = [V[j] if key_mask[j] else torch.zeros_like(V[j]) for j in range(len(V))]
-    sketched = torch.stack([combine([dot(S[i], S[j]) for j in range(len(V))], torch.stack(real)) for i in range(len(V))])
+    real = torch.stack([V[j] if key_mask[j] else torch.zeros_like(V[j]) for j in range(len(V))])
+    sketched = torch.stack([combine([dot(S[i], S[j]) for j in range(len(V))], real) for i in range(len(V))])
     return softmax_attention(Q, K, sketched, scale, key_mask, query_mask)
 
 

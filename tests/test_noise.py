@@ -16,7 +16,7 @@ FLOATS = [torch.float32, torch.float64]
 
 
 def assert_uniform(u: Tensor) -> None:
-    """Kolmogorov-Smirnov: sqrt(n) sup |F_n - F| exceeds 2.2 with probability 1.2e-4, about that of 4 standard errors."""
+    """Kolmogorov-Smirnov: sqrt(n) sup |F_n - F| exceeds 2.2 with probability 1.2e-4, like 4 standard errors."""
     ordered = u.flatten().double().sort().values
     n = len(ordered)
     step = torch.arange(n + 1, dtype=torch.float64) / n
@@ -114,7 +114,7 @@ def test_a_generator_leaves_the_global_state_alone_and_no_generator_uses_it() ->
 
 def test_a_generator_never_gives_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.rand can give 0, once in 2^24 draws: its logarithm must stay finite."""
-    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.zeros(shape))
+    monkeypatch.setattr(torch, "rand", lambda size, **_: torch.zeros(size))
     u = from_generator((2,))(3)
     assert (u == SMALLEST).all()
     assert gumbel(u).isfinite().all()
@@ -127,7 +127,7 @@ EXTREMES = torch.tensor([SMALLEST, 2.0**-24, 0.25, 0.5, 0.75, 1 - 2.0**-24])
 @pytest.mark.parametrize("transform", [gumbel, normal, sign])
 def test_transforms_are_finite_at_the_ends(transform: object) -> None:
     for u in (EXTREMES, EXTREMES.double()):
-        noise = transform(u)  # type: ignore[operator]
+        noise = transform(u)
         assert noise.dtype == u.dtype
         assert noise.isfinite().all()
 

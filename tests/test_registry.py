@@ -14,7 +14,9 @@ def test_lookup_returns_the_entry() -> None:
 
 
 def test_lookup_names_the_nearest_and_all() -> None:
-    with pytest.raises(ValueError, match=re.escape("unknown attention 'skienformer'; did you mean 'skeinformer'?")) as error:
+    with pytest.raises(
+        ValueError, match=re.escape("unknown attention 'skienformer'; did you mean 'skeinformer'?")
+    ) as error:
         lookup("attention", "skienformer", TABLE)
     for name in TABLE:
         assert name in str(error.value)
@@ -31,7 +33,7 @@ def test_lookup_of_something_far_away_suggests_nothing() -> None:
 def test_lookup_of_something_that_is_no_name(name: object) -> None:
     """Not a crash inside the search for the nearest name: a ValueError or TypeError that shows what came."""
     with pytest.raises((ValueError, TypeError), match=re.escape(repr(name))):
-        lookup("attention", name, TABLE)  # type: ignore[arg-type]
+        lookup("attention", name, TABLE)
 
 
 def test_choice() -> None:
@@ -46,7 +48,9 @@ def test_choice() -> None:
 def test_options() -> None:
     check_options("sketch 'srht'", [], [])
     check_options("x", ["a"], iter(["a", "b"]))
-    with pytest.raises(TypeError, match="attention 'x' has no option 'num_sample'; did you mean 'num_samples'") as error:
+    with pytest.raises(
+        TypeError, match="attention 'x' has no option 'num_sample'; did you mean 'num_samples'"
+    ) as error:
         check_options("attention 'x'", ["num_samples", "num_sample"], ["num_samples", "scale"])
     assert "Its options: num_samples, scale" in str(error.value)
     with pytest.raises(TypeError, match="Its options: none"):
@@ -60,5 +64,7 @@ def test_count() -> None:
         with pytest.raises(ValueError, match=f"num_samples must be at least 1, got {value}"):
             check_count("num_samples", value)
     for wrong, kind in ((2.0, "float"), ("8", "str"), (None, "NoneType"), (True, "bool")):
-        with pytest.raises(TypeError, match=f"num_samples must be an integer of at least 1, got {wrong!r} of type {kind}"):
+        with pytest.raises(
+            TypeError, match=f"num_samples must be an integer of at least 1, got {wrong!r} of type {kind}"
+        ):
             check_count("num_samples", wrong)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from skeinformer.noise import Rand, from_generator, from_seed
+from skeinformer.noise import Rand, from_generator, from_seed, only_shapes
 from skeinformer.registry import check_count
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -54,6 +54,8 @@ class Attention(nn.Module, ABC):
         check_count("budget", budget)
         if max_len is not None:
             check_count("max_len", max_len)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise TypeError(f"seed must be an integer or None, got {seed!r} of type {type(seed).__name__}")
         self.head_dim = head_dim
         self.max_len = max_len
         self.budget = budget
@@ -71,10 +73,10 @@ class Attention(nn.Module, ABC):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """(b, h, n, p), (b, h, n_k, p), (b, h, n_k, p_v) -> (b, h, n, p_v)."""
-        if query.dim() == 4 and query.shape[-1] != self.head_dim:
+        inputs = prepare(query, key, value, key_mask, query_mask)
+        if query.shape[-1] != self.head_dim:
             raise ValueError(f"query has head width {query.shape[-1]}, but this module was built with {self.head_dim=}")
         self.check(query, key, value)
-        inputs = prepare(query, key, value, key_mask, query_mask)
         seed = None if self.training else self.seed
         noise = settle_noise(self.draw_noise, inputs, noise, generator, seed)
         with torch.autocast(query.device.type, enabled=False):
@@ -119,7 +121,7 @@ def prepare(
     check_shapes(query, key, value)
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
+        query, key, value = (x.to(dtype) if x.dtype in DTYPES[:3] else x for x in (query, key, value))
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         raise TypeError(
             f"query, key and value have dtypes {query.dtype}, {key.dtype}, {value.dtype}; "
@@ -179,7 +181,7 @@ def settle_noise(
     """The noise given, checked; or fresh: from `generator`, else from `seed`, else from torch's global state."""
     batch, device = inputs.query.shape[:2], inputs.query.device
     if noise is not None:
-        check_noise(noise, draw_noise(inputs.query, inputs.key, from_generator(tuple(batch), device="meta")), device)
+        check_noise(noise, draw_noise(inputs.query, inputs.key, only_shapes(tuple(batch))), device)
         return cast(N, noise)
     if generator is not None and generator.device.type != device.type:
         raise ValueError(f"generator is on {generator.device}, the tensors are on {device}; make one on that device")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from skeinformer.attention.base import prepare
 from skeinformer.attention.skein import skein_attention
 from skeinformer.registry import check_choice
 
@@ -35,6 +36,7 @@ def choose_num_samples(
     for reserved in ("num_samples", "return_info", "noise"):
         if reserved in options:
             raise TypeError(f"choose_num_samples sets {reserved!r} itself; leave it out")
+    prepare(query, key, value)
     d, n, reached = 1, key.shape[-2], float("inf")
     while d < n:
         with torch.no_grad():
@@ -43,6 +45,8 @@ def choose_num_samples(
         if reached <= tolerance:
             return d
         d *= 2
+    if n == 1:
+        return 1
     warnings.warn(
         f"no power of two below n = {n} meets the tolerance {tolerance:g}: the largest, {d // 2}, reached "
         f"{reached:.3g} ({statistic} error plus two standard errors); returning {n}, which is exact attention",

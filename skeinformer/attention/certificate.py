@@ -1,13 +1,16 @@
 """The certificate: an estimate of the error of an attention output, from rows that nothing else depends on.
 
 Check rows are drawn uniformly from the real queries that are not pilots (the next ranks of the pilots' noise) and
-computed exactly. They choose no columns and enter no output, so they see the error as any other row does:
+computed exactly. They choose no columns and enter no output, so they see the error as any other such row does. The
+error of the P pilot rows among the m real ones is known, 0 where they are reused:
 
-    error^2 = (share of rows that are not exact) * mean_checks |R_j - E_j|^2 / mean_{pilots and checks} |E_j|^2
+    error^2 = (sum_pilots |R_j - E_j|^2 + (m - P) mean_checks |R_j - E_j|^2) / (m mean_{pilots and checks} |E_j|^2)
 
 estimates |R - BV|_F^2 / |BV|_F^2 per example and head. The standard error is the jackknife's over checks and pilots,
 with finite population corrections: a check of every row leaves no doubt.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,17 +20,22 @@ from skeinformer.attention.virtual_keys import VirtualKeys, attend, statistics_d
 from skeinformer.sketch.base import gather_rows
 
 
-def draw_checks(u: Tensor, mask: Tensor | None, num_pilots: int, num_checks: int, *, pilots_exact: bool) -> Selection:
-    """The `num_checks` ranks of u after the first `num_pilots`.
+class Rows(NamedTuple):
+    """Squared norms of some exact rows and of what the output misses of them; 0 in empty slots."""
 
-    Where too few real rows are left: none of the pilots if their rows are exact in the output, else the last ranks.
-    """
-    ranked = uniform_rows(u, mask, num_pilots + num_checks)  # (b, h, r), r <= P + C
-    real = ranked.live.sum(-1, keepdim=True)  # (b, h, 1)
-    rank = torch.arange(num_checks, device=u.device) + (real - num_checks).clamp(0, num_pilots)  # (b, h, C)
-    live = (rank < real) & (rank >= num_pilots if pilots_exact else rank >= 0)
-    index = ranked.indices.gather(-1, rank.clamp(max=ranked.indices.shape[-1] - 1))
-    return Selection(index, live)
+    missed: Tensor  # (b, h, k), |R_j - E_j|^2
+    norm: Tensor  # (b, h, k), |E_j|^2
+    live: Tensor  # (b, h, k)
+
+    @property
+    def size(self) -> Tensor:
+        return self.live.sum(-1, keepdim=True)  # (b, h, 1)
+
+
+def draw_checks(u: Tensor, mask: Tensor | None, num_pilots: int, num_checks: int) -> Selection:
+    """The ranks of u after the first `num_pilots`: (b, h, num_checks), or as many as there are rows."""
+    ranked = uniform_rows(u, mask, num_pilots + num_checks)
+    return Selection(ranked.indices[..., num_pilots:], ranked.live[..., num_pilots:])
 
 
 @torch.no_grad()
@@ -39,56 +47,61 @@ def estimate_error(
     checks: Selection,
     pilots: Pilots | None,
     scale: float,
-    *,
-    pilots_exact: bool,
 ) -> tuple[Tensor, Tensor]:
     """(error, standard error), each (b, h), of an output whose exact counterpart is attention over `source`.
 
-    Time O(C n p). The standard error is inf where a single check row stands for several.
+    Time O(C n p) for C checks. The standard error is inf where a single check row stands for several.
     """
-    dtype = statistics_dtype(output)
-    exact = attend(gather_rows(query, checks.indices), source, scale).to(dtype)  # (b, h, C, p_v)
-    missed = _squared_norms(gather_rows(output, checks.indices).to(dtype) - exact, checks.live)  # (b, h, C)
-    checked = _squared_norms(exact, checks.live)
-    if pilots is None:
-        piloted, pilot_live = checked[..., :0], checks.live[..., :0]
+    queries = gather_rows(query, checks.indices)  # (b, h, C, p), none where all rows are pilots
+    exact = attend(queries, source, scale) if queries.shape[-2] else gather_rows(output, checks.indices)
+    checked = _compare(output, checks, exact)
+    piloted = Rows(*(x[..., :0] for x in checked))
+    if pilots is not None:
+        piloted = _compare(output, pilots.rows, pilots.output)
+    if query_mask is None:
+        m = torch.full_like(checked.size, query.shape[-2])
     else:
-        piloted, pilot_live = _squared_norms(pilots.output.to(dtype), pilots.rows.live), pilots.rows.live
-    n = query.shape[-2] * torch.ones_like(missed[..., 0]) if query_mask is None else query_mask.sum(-1).to(dtype)
-    inexact = n - pilot_live.sum(-1) if pilots_exact else n.expand(missed.shape[:-1])  # (b, h)
-    error, check_variance, pilot_variance = _jackknife(missed, checked, checks.live, piloted, pilot_live, inexact / n)
-    num_checks = checks.live.sum(-1)  # (b, h)
-    check_correction = (1 - num_checks / inexact).clamp(min=0)
-    pilot_correction = (1 - (num_checks + pilot_live.sum(-1)) / n).clamp(min=0)
-    variance = (check_correction * check_variance).where(check_correction > 0, 0) + pilot_correction * pilot_variance
-    known = inexact <= 0
-    return error.masked_fill(known, 0), variance.sqrt().masked_fill(known, 0)
+        m = query_mask.sum(-1, keepdim=True).expand_as(checked.size)
+    rest = m - piloted.size  # (b, h, 1), rows that are not pilots
+    error, from_checks, from_pilots = _jackknife(checked, piloted, rest)
+    variance = (1 - checked.size / rest) * from_checks
+    variance = variance.where(checked.size < rest, 0) + (1 - (checked.size + piloted.size) / m) * from_pilots
+    return error[..., 0].where(m[..., 0] > 0, 0), variance[..., 0].clamp(min=0).sqrt().where(m[..., 0] > 0, 0)
 
 
-def _squared_norms(x: Tensor, live: Tensor) -> Tensor:
+def _compare(output: Tensor, rows: Selection, exact: Tensor) -> Rows:
+    exact = exact.to(statistics_dtype(output))
+    missed = gather_rows(output, rows.indices).to(exact.dtype) - exact
+    return Rows(_squared_norm(missed, rows.live), _squared_norm(exact, rows.live), rows.live)
+
+
+def _squared_norm(x: Tensor, live: Tensor) -> Tensor:
     return x.square().sum(-1).where(live, 0)
 
 
-def _jackknife(
-    missed: Tensor, checked: Tensor, check_live: Tensor, piloted: Tensor, pilot_live: Tensor, share: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """sqrt(share * mean(missed) / mean(checked and piloted)), its variance from checks and from pilots: each (b, h)."""
-    num_checks, num_pilots = (live.sum(-1, keepdim=True) for live in (check_live, pilot_live))  # (b, h, 1)
-    total_missed = missed.sum(-1, keepdim=True)
-    total_norm = checked.sum(-1, keepdim=True) + piloted.sum(-1, keepdim=True)
-    share, count = share[..., None], num_checks + num_pilots
+def _jackknife(checked: Rows, piloted: Rows, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The error, and its variance as the checks and as the pilots are a sample: each (b, h, 1).
 
-    def root(missed_sum: Tensor, missed_count: Tensor, norm_sum: Tensor, norm_count: Tensor) -> Tensor:
-        ratio = share * (missed_sum / missed_count) / (norm_sum / norm_count)
-        return ratio.clamp(min=0).sqrt().where(missed_sum != 0, 0)
+    The checks stand for `rest` rows; the pilots enter the numerator with what is known of them.
+    """
+    count = checked.size + piloted.size
+    known = piloted.missed.sum(-1, keepdim=True)
+    missed = checked.missed.sum(-1, keepdim=True)
+    norm = checked.norm.sum(-1, keepdim=True) + piloted.norm.sum(-1, keepdim=True)
 
-    def variance(deleted: Tensor, live: Tensor, size: Tensor) -> Tensor:
-        mean = deleted.where(live, 0).sum(-1, keepdim=True) / size
-        spread = (deleted - mean).square().where(live, 0).sum(-1, keepdim=True) * (size - 1) / size
-        return spread.where(size > 1, torch.inf)[..., 0]
+    def root(missed: Tensor, num_checks: Tensor, norm: Tensor, count: Tensor) -> Tensor:
+        total = known + rest * missed / num_checks.clamp(min=1)
+        ratio = total / (rest + piloted.size) / (norm / count)
+        return ratio.clamp(min=0).sqrt().where(total != 0, 0)
 
-    error = root(total_missed, num_checks, total_norm, count)[..., 0]
-    without_check = root(total_missed - missed, num_checks - 1, total_norm - checked, count - 1)
-    without_pilot = root(total_missed, num_checks, total_norm - piloted, count - 1)
-    pilot_variance = variance(without_pilot, pilot_live, num_pilots).where(num_pilots[..., 0] > 1, 0)
-    return error, variance(without_check, check_live, num_checks), pilot_variance
+    def variance(without: Tensor, rows: Rows) -> Tensor:
+        mean = without.where(rows.live, 0).sum(-1, keepdim=True) / rows.size
+        spread = (without - mean).square().where(rows.live, 0).sum(-1, keepdim=True)
+        return spread * (rows.size - 1) / rows.size
+
+    error = root(missed, checked.size, norm, count)
+    without_check = root(missed - checked.missed, checked.size - 1, norm - checked.norm, count - 1)
+    without_pilot = root(missed, checked.size, norm - piloted.norm, count - 1)
+    from_checks = variance(without_check, checked).where(checked.size > 1, torch.inf)
+    from_pilots = variance(without_pilot, piloted).where(piloted.size > 1, 0)
+    return error, from_checks, from_pilots

@@ -167,10 +167,9 @@ def _describe(
     options: SkeinOptions,
 ) -> SkeinInfo:
     num_pilots = 0 if pilots is None else options.num_pilots
-    exact = options.reuse_pilots
-    checks = draw_checks(noise.pilots, query_mask, num_pilots, options.num_checks, pilots_exact=exact)
+    checks = draw_checks(noise.pilots, query_mask, num_pilots, options.num_checks)
     scale = default_scale(query, options.scale)
-    error, error_se = estimate_error(output, query, query_mask, source, checks, pilots, scale, pilots_exact=exact)
+    error, error_se = estimate_error(output, query, query_mask, source, checks, pilots, scale)
     if pilots is None:
         pilot_rows = chosen.indices.new_full((*query.shape[:2], options.num_pilots), -1)
     else:

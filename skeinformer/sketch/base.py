@@ -91,10 +91,9 @@ class SparseRows(Sketch):
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows `index` of x: (..., n, p), (..., k) -> (..., k, p). Batch dimensions broadcast."""
-    rank = max(x.ndim, index.ndim + 1)
-    x = x.expand(*(1,) * (rank - x.ndim), *x.shape)
-    index = index.expand(*(1,) * (rank - index.ndim - 1), *index.shape)
-    return torch.take_along_dim(x, index[..., None], -2)
+    batch = torch.broadcast_shapes(x.shape[:-2], index.shape[:-1])  # type: ignore[no-untyped-call]
+    index = index[..., None].expand(*batch, index.shape[-1], x.shape[-1])  # (..., k, p)
+    return x.expand(*batch, *x.shape[-2:]).gather(-2, index)
 
 
 def gather_sum(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ def noise_for(q: Tensor, k: Tensor, options: dict[str, Any], num_samples: int) -
     return SkeinNoise(pilots, torch.rand(k.shape[:3], generator=source))
 
 
-def truth(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, output: Tensor) -> Tensor:
+def truth(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, output: Tensor
+) -> Tensor:
     expected = dense_exact(q, k, v, key_mask)
     if query_mask is not None:
         expected = expected.masked_fill(~query_mask[:, None, :, None], 0)

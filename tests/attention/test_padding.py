@@ -32,8 +32,10 @@ def garbage(x: Tensor, mask: Tensor, content: float) -> Tensor:
 
 
 @every_variant
-@pytest.mark.parametrize("content", [0.0, math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("content", "dtype"),
+    [(0.0, torch.float64), (math.nan, torch.float64), (math.nan, torch.bfloat16), (math.inf, torch.float16)],
+)
 def test_contents_of_padding_change_nothing(name: str, content: float, dtype: torch.dtype) -> None:
     q, k, v = tensors(3, 2, N, N_K, p_v=3, dtype=dtype)
     key_mask, query_mask = random_mask(3, N_K, seed=1), random_mask(3, N, seed=2)
@@ -127,9 +129,8 @@ def test_heads_are_independent(name: str) -> None:
 
 
 @every_variant
-@pytest.mark.parametrize("content", [math.nan, math.inf])
-@pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize(("content", "dtype"), [(math.nan, torch.float32), (math.inf, torch.float16)])
 def test_a_broken_example_leaves_its_batch_mates_alone(
     name: str, content: float, which: int, dtype: torch.dtype
 ) -> None:
@@ -164,11 +165,9 @@ def test_a_fully_padded_example_is_zero(name: str) -> None:
     torch.testing.assert_close(output[3:], alone, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(set(VARIANTS) - SKETCHED))
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - SKETCHED - {"softmax_dropout"}))
 def test_a_single_real_key_is_returned(name: str) -> None:
-    """Attention to one token is its value; dropout in training may drop it."""
-    if name == "softmax_dropout":
-        pytest.skip("drops the only weight now and then")
+    """Attention to one token is its value. Sketches of values rescale it; dropout in training may drop it."""
     q, k, v = tensors(2, 2, N, N_K, p_v=3)
     key_mask = torch.zeros(2, N_K, dtype=torch.bool)
     key_mask[0, 5], key_mask[1, 12] = True, True

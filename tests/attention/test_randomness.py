@@ -12,6 +12,7 @@ from skeinformer.attention.pilots import sample_without_replacement, uniform_row
 from skeinformer.noise import from_generator, from_seed
 from tests import reference
 from tests.helpers import (
+    BOUND_TO_POSITIONS,
     DETERMINISTIC,
     RANDOM,
     VARIANTS,
@@ -24,7 +25,7 @@ from tests.helpers import (
 )
 
 # S of another length is another S: the transform and its order are padded to a power of two, the density is 1/sqrt(n)
-DEPENDS_ON_LENGTH = {"sketched-srht-columns", "sketched-srht-rows", "sketched-very_sparse-columns", "sketched-very_sparse-rows"}
+DEPENDS_ON_LENGTH = BOUND_TO_POSITIONS
 
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
@@ -183,7 +184,7 @@ def test_columns_of_skeinformer_have_the_probabilities_of_equation_5(columns: st
         key_mask=copies(mask, DRAWS),
         num_samples=2,
         num_pilots=6,
-        columns=columns,  # type: ignore[arg-type]
+        columns=columns,
         generator=generator(6),
         return_info=True,
         num_checks=1,

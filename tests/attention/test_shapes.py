@@ -1,4 +1,4 @@
-"""Skeinformer on arbitrary lengths, sizes, masks and precisions: finite, in shape, and honest about what it selected."""
+"""Skeinformer on arbitrary lengths, sizes, masks and precisions: finite, in shape, honest about what it selected."""
 
 from typing import Any
 
@@ -91,8 +91,8 @@ def test_skein_attention(
         num_samples=num_samples,
         num_pilots=num_pilots,
         num_checks=num_checks,
-        columns=columns,  # type: ignore[arg-type]
-        row_norm=row_norm,  # type: ignore[arg-type]
+        columns=columns,
+        row_norm=row_norm,
         reuse_pilots=reuse_pilots,
         generator=generator(problem["seed"]),
         return_info=True,

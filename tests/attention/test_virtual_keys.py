@@ -91,7 +91,7 @@ def test_no_live_slot_gives_zero(path: object, dtype: torch.dtype) -> None:
     log_weight = source.log_weight.clone()
     log_weight[1] = -torch.inf
     source = source._replace(log_weight=log_weight)
-    output, normalizer = path(query, source, SCALE)  # type: ignore[operator]
+    output, normalizer = path(query, source, SCALE)
     for result in (output, attend(query, source, SCALE)):
         assert (result[1] == 0).all()
         assert result[0].isfinite().all()
@@ -107,7 +107,7 @@ def test_no_live_slot_gives_zero(path: object, dtype: torch.dtype) -> None:
 def test_logits_of_1e4(path: object, dtype: torch.dtype) -> None:
     query, source = rand(1, 1, 6, 4, seed=1, dtype=dtype), weighted_set(1, 1, m=7, dtype=dtype)
     source = source._replace(keys=(source.keys.detach() * 1e4).to(dtype).clamp(-3e4, 3e4).requires_grad_())
-    output, normalizer = path(query, source, SCALE)  # type: ignore[operator]
+    output, normalizer = path(query, source, SCALE)
     assert normalizer.abs().max() > 1e4
     assert normalizer.isfinite().all()
     assert output.isfinite().all()
@@ -225,7 +225,7 @@ def test_compressing_an_empty_set_gives_an_empty_set() -> None:
 
 
 def test_a_weighted_slot_is_chosen_and_summarized_like_its_copies() -> None:
-    """Eq. (5) gives a slot of weight w the norm of w equal columns added up; the stand-in weighs keys and values by w."""
+    """Eq. (5) gives a slot of weight w the norm of w equal columns added up; the stand-in weighs by w."""
     source = weighted_set(1, 1, m=6)
     weight = torch.tensor(TIMES).double()
     source = source._replace(log_weight=weight.log().expand(1, 1, 6))
