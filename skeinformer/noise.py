@@ -76,7 +76,7 @@ T = TypeVar("T", int, Tensor)
 def _hash(x: T, bits: int = 32, key: T | int = 0) -> T:
     """A bijection of integers below 2^bits for every key, close to random; int64 arithmetic that never overflows."""
     limit = (1 << bits) - 1
-    for multiplier in (0x21F0AAAD, 0x735A2D97, 0x5BD1E995):
+    for multiplier in (0x21F0AAAD, 0x735A2D97, 0x5BD1E995, 0x2C1B3C6D):
         x = (x ^ key) & limit
         x = ((x ^ (x >> (bits // 2))) * multiplier) & limit
         key = key >> 3

@@ -82,6 +82,13 @@ def test_numbers_of_a_seed_do_not_depend_on_the_number_of_heads() -> None:
     assert torch.equal(from_seed((1, 2), 5)(9), from_seed((1, 7), 5)(9)[:, :2])
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_numbers_of_a_seed_are_distinct(dtype: torch.dtype) -> None:
+    """Equal numbers would be ranked by chance, and otherwise at another length."""
+    u = from_seed((1, 3), 7)(200_000, dtype=dtype)[0]
+    assert all(len(head.unique()) == 200_000 for head in u)
+
+
 def test_a_seed_repeats_and_leaves_the_global_state_alone() -> None:
     before = torch.get_rng_state()
     rand, again = from_seed((2, 2), 3), from_seed((2, 2), 3)

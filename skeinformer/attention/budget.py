@@ -26,8 +26,7 @@ def choose_num_samples(
     """The smallest power of two d whose estimated relative error plus two standard errors is at most `tolerance`.
 
     The estimate is the certificate's, of the worst example and head, or of their mean. `options` go to `attention`:
-    masks, pilots and the rest. Where no d below the number of keys will do, warns and returns that number: exact
-    attention.
+    masks, pilots and the rest. Where no d below the number of keys will do, warns and returns that number.
     Time: that of `attention` at d = 1, 2, 4, ... up to the answer, together at most about twice the last.
     """
     if not tolerance > 0:
@@ -49,7 +48,7 @@ def choose_num_samples(
         return 1
     warnings.warn(
         f"no power of two below n = {n} meets the tolerance {tolerance:g}: the largest, {d // 2}, reached "
-        f"{reached:.3g} ({statistic} error plus two standard errors); returning {n}, which is exact attention",
+        f"{reached:.3g} ({statistic} error plus two standard errors); returning {n}, all of the keys",
         stacklevel=2,
     )
     return n

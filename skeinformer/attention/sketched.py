@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skeinformer.attention.base import Attention, Noise, default_scale
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
-from skeinformer.noise import Rand
+from skeinformer.noise import Rand, only_shapes
 from skeinformer.registry import check_choice, check_count
 from skeinformer.sketch import Sketch, find
 from skeinformer.sketch.base import SparseColumns, gather_rows
@@ -23,7 +23,8 @@ Side = Literal["columns", "rows"]
 class Sketched(Attention):
     """D^-1 A S S^T V (side="columns"), or D^-1 S S^T A V (side="rows"), S one of SKETCHES with `num_samples` columns.
 
-    Sampling families draw real tokens only. Time O(n^2 p), memory O(n p) and what S needs.
+    Sampling families draw real tokens only. "srht" and "very_sparse" are matrices of a given length: for them a `seed`
+    makes evaluation deterministic, but right padding changes S. Time O(n^2 p), memory O(n p) and what S needs.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Sketched(Attention):
         if "log_probability" in sketch_options:
             raise TypeError("log_probability is not an option here: real tokens are drawn uniformly, as the mask says")
         self.family, self.sketch_options = find(sketch, **sketch_options)
+        self.family.noise(only_shapes(()), 1, 1, **self.sketch_options)  # raises for an option of the wrong kind
         self.sketch = sketch
         self.side = side
         self.scale = scale
@@ -87,7 +89,7 @@ def sketch_rows(query: Tensor, source: VirtualKeys, query_mask: Tensor | None, s
     """D^-1 S S^T A V, (b, h, n, p_v).
 
     A sampling S makes S S^T diagonal: it commutes with D, and d exact rows are scaled, time O(d n p). Any other S mixes
-    rows of A whose sums differ by D_j / D_i, in time and memory O(n^2); ratios beyond e^80 are cut off.
+    rows of A whose sums differ by D_j / D_i, in time and memory O(n^2); ratios beyond e^40 are cut off.
     """
     if isinstance(sketch, SparseColumns) and sketch.index.shape[-1] == 1:
         rows = attend(gather_rows(query, sketch.index[..., 0].expand(*query.shape[:2], -1)), source, scale)
@@ -99,4 +101,4 @@ def sketch_rows(query: Tensor, source: VirtualKeys, query_mask: Tensor | None, s
     rows = (log_sum - largest).exp() * (scores.softmax(-1) @ source.values)  # A V, scaled
     if query_mask is not None:
         rows = rows.masked_fill(~query_mask[..., None], 0)
-    return sketch.lift(sketch.apply(rows)) * (largest - log_sum).clamp(max=80).exp()
+    return sketch.lift(sketch.apply(rows)) * (largest - log_sum).clamp(max=40).exp()
