@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[lab]'")
     except FileNotFoundError as error:
         return _fail(f"there is no {error.filename}" if error.filename else str(error))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return _fail(str(error))
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)

@@ -57,9 +57,10 @@ def run_demo(options: Demo, console: Console | None = None) -> Path:
     console = console or Console(highlight=False)
     records: list[Record] = []
     file = options.out / "records.jsonl"
+    options.out.mkdir(parents=True, exist_ok=True)  # fails before anything is measured
     with _display(console) as display:
         for record in demo_records(
-            lengths=options.lengths,
+            lengths=tuple(dict.fromkeys(options.lengths)),
             layer=options.layer,
             text=options.text,
             model=options.model,

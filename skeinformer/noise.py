@@ -85,7 +85,7 @@ def _hash(x: T, bits: int = 32, key: T | int = 0) -> T:
 
 def gumbel(u: Tensor) -> Tensor:
     """Standard Gumbel noise: adding it to log p and taking the top d samples d of n without replacement."""
-    return -torch.log(-torch.log1p(-u))
+    return -torch.log(-torch.log1p(-u.clamp(SMALLEST, 1 - 2 * SMALLEST)))
 
 
 def normal(u: Tensor) -> Tensor:

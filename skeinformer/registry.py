@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TypeVar
+from math import isfinite
+from operator import index
+from typing import SupportsFloat, SupportsIndex, TypeVar
 
 T = TypeVar("T")
 
@@ -35,10 +37,25 @@ def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> Non
 
 def check_count(argument: str, value: object) -> None:
     """Raise unless `value` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{argument} must be an integer of at least 1, got {value!r} of type {type(value).__name__}")
-    if value < 1:
+    if index(value) < 1:
         raise ValueError(f"{argument} must be at least 1, got {value}")
+
+
+def check_number(argument: str, value: object, expected: str = "a finite number") -> float:
+    """The number, or a TypeError or ValueError that says what was `expected`."""
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise TypeError(f"{argument} must be {expected}, got {value!r} of type {type(value).__name__}")
+    if not isfinite(float(value)):
+        raise ValueError(f"{argument} must be {expected}, got {value}")
+    return float(value)
+
+
+def check_flag(argument: str, value: object) -> None:
+    """Raise a TypeError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{argument} must be True or False, got {value!r} of type {type(value).__name__}")
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ zeros here, so that not even a NaN in them can leak. Rows of padded queries are 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -43,7 +44,8 @@ class Attention(nn.Module, ABC):
 
     head_dim: p, the width of queries and keys. max_len: the longest sequence, for methods with parameters per position.
     budget: the sketch size, the same for every method. seed: with one, evaluation is deterministic: the noise is drawn
-    per position and head and shared by all examples, so that neither batch mates nor right padding change a result.
+    per position and head and shared by all examples, so that neither batch mates nor right padding change a result
+    (a method that cannot keep this says so).
     """
 
     def __init__(
@@ -79,9 +81,15 @@ class Attention(nn.Module, ABC):
         self.check(query, key, value)
         seed = None if self.training else self.seed
         noise = settle_noise(self.draw_noise, inputs, noise, generator, seed)
-        with torch.autocast(query.device.type, enabled=False):
+        with no_autocast(query.device):
             output = self.attend(*inputs, noise)
         return clear_padding(output, inputs.query_mask)
+
+    def sample_noise(self, query: Tensor, key: Tensor, *, generator: torch.Generator | None = None) -> Noise:
+        """Noise for `forward` on such inputs: from `generator`, else from torch's global state."""
+        return self.draw_noise(
+            query, key, from_generator(tuple(query.shape[:2]), generator=generator, device=query.device)
+        )
 
     def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Raise a ValueError where the method cannot take these tensors; most take all."""
@@ -119,7 +127,7 @@ def prepare(
                 f"{name} has shape {tuple(x.shape)}, expected four dimensions (batch, heads, tokens, width), each >= 1"
             )
     check_shapes(query, key, value)
-    if torch.is_autocast_enabled(query.device.type):
+    if torch.amp.is_autocast_available(query.device.type) and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) if x.dtype in DTYPES[:3] else x for x in (query, key, value))
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
@@ -180,6 +188,10 @@ def settle_noise(
 ) -> N:
     """The noise given, checked; or fresh: from `generator`, else from `seed`, else from torch's global state."""
     batch, device = inputs.query.shape[:2], inputs.query.device
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+    if generator is not None and noise is not None:
+        raise ValueError("both noise and generator were given; the noise is all there is to draw, leave one out")
     if noise is not None:
         check_noise(noise, draw_noise(inputs.query, inputs.key, only_shapes(tuple(batch))), device)
         return cast(N, noise)
@@ -193,20 +205,30 @@ def settle_noise(
 
 
 def check_noise(noise: Noise, expected: Noise, device: torch.device) -> None:
-    """Raise a ValueError unless `noise` has the shapes of `expected`."""
-    given = [tuple(x.shape) for x in noise or ()]
+    """Raise unless `noise` is a tuple of float tensors with the shapes of `expected`."""
+    if not isinstance(noise, tuple | list) or not all(isinstance(x, Tensor) and x.is_floating_point() for x in noise):
+        raise TypeError(
+            "noise must be a tuple of floating point tensors in (0, 1); draw it with the module's sample_noise"
+        )
+    given = [tuple(x.shape) for x in noise]
     wanted = [tuple(x.shape) for x in expected or ()]
     if given != wanted:
         fields = getattr(expected, "_fields", None)
         names = f" ({', '.join(fields)})" if fields else ""
-        raise ValueError(f"noise has shapes {given}, expected {wanted}{names}; draw it with draw_noise")
-    if any(x.device != device for x in noise or ()):
+        raise ValueError(f"noise has shapes {given}, expected {wanted}{names}; draw it with the module's sample_noise")
+    if any(x.device != device for x in noise):
         raise ValueError(f"noise is not on {device}, where the tensors are; move it with .to(device)")
 
 
 def clear_padding(output: Tensor, query_mask: Tensor | None) -> Tensor:
     """Zero the rows of padded queries."""
     return output if query_mask is None else output.masked_fill(~query_mask[..., None], 0)
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off: `prepare` has cast the inputs, and statistics keep their precision."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
 
 def default_scale(query: Tensor, scale: float | None) -> float:

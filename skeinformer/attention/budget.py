@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skeinformer.attention.base import prepare
 from skeinformer.attention.skein import skein_attention
-from skeinformer.registry import check_choice
+from skeinformer.registry import check_choice, check_number
 
 
 def choose_num_samples(
@@ -27,9 +27,9 @@ def choose_num_samples(
 
     The estimate is the certificate's, of the worst example and head, or of their mean. `options` go to `attention`:
     masks, pilots and the rest. Where no d below the number of keys will do, warns and returns that number.
-    Time: that of `attention` at d = 1, 2, 4, ... up to the answer, together at most about twice the last.
+    Time: that of `attention` with its certificate at each d = 1, 2, 4, ... up to the answer.
     """
-    if not tolerance > 0:
+    if not check_number("tolerance", tolerance, "above 0, a relative error such as 0.1") > 0:
         raise ValueError(f"tolerance must be above 0, a relative error such as 0.1, got {tolerance}")
     check_choice("statistic", statistic, ("worst", "mean"))
     for reserved in ("num_samples", "return_info", "noise"):

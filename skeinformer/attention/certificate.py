@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 
     @property
     def size(self) -> Tensor:
-        return self.live.sum(-1, keepdim=True)  # (b, h, 1)
+        return self.live.sum(-1, keepdim=True).to(self.norm.dtype)  # (b, h, 1)
 
 
 def draw_checks(u: Tensor, mask: Tensor | None, num_pilots: int, num_checks: int) -> Selection:
@@ -54,14 +54,17 @@ def estimate_error(
     """
     queries = gather_rows(query, checks.indices)  # (b, h, C, p), none where all rows are pilots
     exact = attend(queries, source, scale) if queries.shape[-2] else gather_rows(output, checks.indices)
-    checked = _compare(output, checks, exact)
+    output = output.to(statistics_dtype(output))
+    unit = output.abs().amax((-2, -1), keepdim=True)  # squares in this unit neither overflow nor vanish
+    unit = unit.where(unit > 0, 1)
+    checked = _compare(output, checks, exact, unit)
     piloted = Rows(*(x[..., :0] for x in checked))
     if pilots is not None:
-        piloted = _compare(output, pilots.rows, pilots.output)
+        piloted = _compare(output, pilots.rows, pilots.output, unit)
     if query_mask is None:
         m = torch.full_like(checked.size, query.shape[-2])
     else:
-        m = query_mask.sum(-1, keepdim=True).expand_as(checked.size)
+        m = query_mask.sum(-1, keepdim=True).to(output.dtype).expand_as(checked.size)
     rest = m - piloted.size  # (b, h, 1), rows that are not pilots
     error, from_checks, from_pilots = _jackknife(checked, piloted, rest)
     variance = (1 - checked.size / rest) * from_checks
@@ -69,9 +72,9 @@ def estimate_error(
     return error[..., 0].where(m[..., 0] > 0, 0), variance[..., 0].clamp(min=0).sqrt().where(m[..., 0] > 0, 0)
 
 
-def _compare(output: Tensor, rows: Selection, exact: Tensor) -> Rows:
-    exact = exact.to(statistics_dtype(output))
-    missed = gather_rows(output, rows.indices).to(exact.dtype) - exact
+def _compare(output: Tensor, rows: Selection, exact: Tensor, unit: Tensor) -> Rows:
+    exact = exact.to(output.dtype) / unit
+    missed = gather_rows(output, rows.indices) / unit - exact
     return Rows(_squared_norm(missed, rows.live), _squared_norm(exact, rows.live), rows.live)
 
 

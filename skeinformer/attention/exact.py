@@ -8,6 +8,7 @@ from torch import Tensor
 from skeinformer.attention.base import Attention, Noise, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask, statistics_dtype
 from skeinformer.noise import Rand
+from skeinformer.registry import check_number
 
 
 class DropoutNoise(NamedTuple):
@@ -33,7 +34,7 @@ class Softmax(Attention):
         scale: float | None = None,
     ) -> None:
         super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        if not 0 <= dropout < 1:
+        if not 0 <= check_number("dropout", dropout, "at least 0 and below 1") < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         self.dropout = dropout
         self.scale = scale

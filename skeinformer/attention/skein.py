@@ -11,12 +11,20 @@ safe at any logits, in any precision, without an n x d matrix, and exact when ev
 """
 
 from functools import partial
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from skeinformer.attention.base import Attention, Noise, clear_padding, default_scale, prepare, settle_noise
+from skeinformer.attention.base import (
+    Attention,
+    Noise,
+    clear_padding,
+    default_scale,
+    no_autocast,
+    prepare,
+    settle_noise,
+)
 from skeinformer.attention.certificate import draw_checks, estimate_error
 from skeinformer.attention.pilots import (
     Pilots,
@@ -27,8 +35,8 @@ from skeinformer.attention.pilots import (
     uniform_rows,
 )
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, cat, from_mask, statistics_dtype
-from skeinformer.noise import Rand
-from skeinformer.registry import check_choice, check_count
+from skeinformer.noise import Rand, from_seed
+from skeinformer.registry import check_choice, check_count, check_flag, check_number
 from skeinformer.sketch.base import gather_rows
 from skeinformer.sketch.sampling import subsampling
 
@@ -84,7 +92,7 @@ def algorithm_1(
         rows = uniform_rows(noise.pilots, query_mask, options.num_pilots)
         pilots = compute_pilots(query, rows, source, scale)
     # line 4: Eq. (5)
-    log_probability = source.log_weight
+    log_probability = source.log_weights()
     if pilots is not None and options.columns == "importance":
         log_probability = log_importance(pilots, source, scale)
     # lines 5 to 11: columns J', and attention over them
@@ -107,7 +115,7 @@ def algorithm_1(
 
 def select(source: VirtualKeys, chosen: Selection) -> VirtualKeys:
     """The chosen slots with their weights, lines 5 and 6: (b, h, d, p)."""
-    log_weight = source.log_weight.gather(-1, chosen.indices).where(chosen.live, -torch.inf)
+    log_weight = source.log_weights().gather(-1, chosen.indices).where(chosen.live, -torch.inf)
     return VirtualKeys(gather_rows(source.keys, chosen.indices), gather_rows(source.values, chosen.indices), log_weight)
 
 
@@ -117,10 +125,11 @@ def stand_in(source: VirtualKeys, virtual: VirtualKeys, chosen: Selection) -> Vi
     Empty where everything was chosen. For a source of weights 1 the weight is m - d. Time O(n p).
     """
     dtype = statistics_dtype(source.keys)
-    largest = source.log_weight.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
-    rest = (source.log_weight - largest).exp().scatter(-1, chosen.indices, 0)  # (b, h, n_k)
+    log_weight = source.log_weights()
+    largest = log_weight.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
+    rest = (log_weight - largest).exp().scatter(-1, chosen.indices, 0)  # (b, h, n_k)
     total = rest.sum(-1, keepdim=True)  # (b, h, 1)
-    share = _normalized((virtual.log_weight - largest).exp())  # (b, h, d)
+    share = _normalized((virtual.log_weights() - largest).exp())  # (b, h, d)
     g_key = share[..., None, :] @ virtual.keys.to(dtype)  # (b, h, 1, p): its score is log g, line 8
     rest_value = _normalized(rest)[..., None, :] @ source.values.to(dtype)  # (b, h, 1, p_v): v / (n - d), line 10
     return VirtualKeys(g_key.to(source.keys.dtype), rest_value.to(source.values.dtype), largest + total.log())
@@ -174,7 +183,7 @@ def _describe(
         pilot_rows = chosen.indices.new_full((*query.shape[:2], options.num_pilots), -1)
     else:
         pilot_rows = pilots.rows.marked(options.num_pilots)
-    log_probability = log_probability.log_softmax(-1).where(source.log_weight > -torch.inf, -torch.inf)
+    log_probability = log_probability.log_softmax(-1).where(source.log_weights() > -torch.inf, -torch.inf)
     return SkeinInfo(pilot_rows, chosen.marked(options.num_samples), log_probability, error, error_se)
 
 
@@ -201,6 +210,9 @@ def check_skein_options(
         check_count(name, count)
     check_choice("columns", columns, ("importance", "uniform"))
     check_choice("row_norm", row_norm, ("adaptive", "simple", "none"))
+    check_flag("reuse_pilots", reuse_pilots)
+    if scale is not None:
+        check_number("scale", scale, "a finite number, or None for 1/sqrt(p)")
     return SkeinOptions(num_samples, num_pilots, columns, row_norm, reuse_pilots, scale, num_checks)
 
 
@@ -238,6 +250,35 @@ class Skeinformer(Attention):
         noise: SkeinNoise,
     ) -> Tensor:
         return algorithm_1(query, key, value, key_mask, query_mask, SkeinNoise(*noise), self.options)[0]
+
+    def certify(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        noise: SkeinNoise | None = None,
+        generator: torch.Generator | None = None,
+        num_checks: int = 32,
+    ) -> tuple[Tensor, SkeinInfo]:
+        """What a call returns, and its estimated error: `skein_attention(..., return_info=True)` with these options."""
+        if noise is None and generator is None and self.seed is not None and not self.training:
+            rand = from_seed((query.shape[0], query.shape[1]), self.seed, device=query.device)
+            noise = draw_skein_noise(self.options, query, key, rand)
+        options: dict[str, Any] = self.options._replace(num_checks=num_checks)._asdict()
+        return skein_attention(
+            query,
+            key,
+            value,
+            key_mask=key_mask,
+            query_mask=query_mask,
+            noise=noise,
+            generator=generator,
+            return_info=True,
+            **options,
+        )
 
     def extra_repr(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.options._asdict().items() if name != "num_checks")
@@ -316,7 +357,7 @@ def skein_attention(
     options = check_skein_options(num_samples, num_pilots, columns, row_norm, reuse_pilots, scale, num_checks)
     inputs = prepare(query, key, value, key_mask, query_mask)
     settled = settle_noise(partial(draw_skein_noise, options), inputs, noise, generator)
-    with torch.autocast(query.device.type, enabled=False):
+    with no_autocast(inputs.query.device):
         output, info = algorithm_1(*inputs, SkeinNoise(*settled), options, return_info)
     output = clear_padding(output, inputs.query_mask)
     return output if info is None else (output, info)

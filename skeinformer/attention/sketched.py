@@ -13,8 +13,8 @@ from torch import Tensor
 from skeinformer.attention.base import Attention, Noise, default_scale
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
 from skeinformer.noise import Rand, only_shapes
-from skeinformer.registry import check_choice, check_count
-from skeinformer.sketch import Sketch, find
+from skeinformer.registry import check_choice, check_count, check_number, check_options, lookup
+from skeinformer.sketch import SKETCHES, Sketch, find
 from skeinformer.sketch.base import SparseColumns, gather_rows
 
 Side = Literal["columns", "rows"]
@@ -44,8 +44,11 @@ class Sketched(Attention):
         check_choice("side", side, ("columns", "rows"))
         self.num_samples = budget if num_samples is None else num_samples
         check_count("num_samples", self.num_samples)
-        if "log_probability" in sketch_options:
-            raise TypeError("log_probability is not an option here: real tokens are drawn uniformly, as the mask says")
+        if scale is not None:
+            check_number("scale", scale, "a finite number, or None for 1/sqrt(p)")
+        known = [name for name in lookup("sketch", sketch, SKETCHES).defaults if name != "log_probability"]
+        own = ["sketch", "side", "num_samples", "scale", "head_dim", "max_len", "budget", "seed"]
+        check_options(f"attention 'sketched' with sketch={sketch!r}", sketch_options, known + own)
         self.family, self.sketch_options = find(sketch, **sketch_options)
         self.family.noise(only_shapes(()), 1, 1, **self.sketch_options)  # raises for an option of the wrong kind
         self.sketch = sketch
@@ -94,7 +97,7 @@ def sketch_rows(query: Tensor, source: VirtualKeys, query_mask: Tensor | None, s
     if isinstance(sketch, SparseColumns) and sketch.index.shape[-1] == 1:
         rows = attend(gather_rows(query, sketch.index[..., 0].expand(*query.shape[:2], -1)), source, scale)
         return sketch.lift(sketch.weight * rows)
-    scores = scale * (query @ source.keys.mT) + source.log_weight[..., None, :]  # (b, h, n, n_k)
+    scores = scale * (query @ source.keys.mT) + source.log_weights()[..., None, :]  # (b, h, n, n_k)
     scores = scores.clamp(min=torch.finfo(scores.dtype).min)
     log_sum = scores.logsumexp(-1, keepdim=True)  # (b, h, n, 1), log D
     largest = log_sum.detach().amax(-2, keepdim=True)

@@ -74,10 +74,10 @@ def draw(
     family, options = find(name, **options)
     check_count("n", n)
     check_count("d", d)
-    if not isinstance(batch, tuple):
+    if not isinstance(batch, tuple) or not all(isinstance(size, int) and size >= 0 for size in batch):
         raise TypeError(f"batch must be a tuple of sizes such as (8,), got {batch!r}")
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    if not dtype.is_floating_point:
-        raise TypeError(f"dtype must be a floating point type such as torch.float32, got {dtype}")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype must be a floating point type such as torch.float32, got {dtype!r}")
     rand = noises.from_generator(batch, generator=generator, device=device)
     return family.build(family.noise(rand, n, d, **options), n, d, dtype=dtype, **options)

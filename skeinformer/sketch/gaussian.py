@@ -60,4 +60,6 @@ def _sub_gaussian(
     noise: tuple[Tensor, ...], n: int, d: int, entries: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> DenseSketch:
     check_noise(noise, (n, d))
-    return DenseSketch(n, d, (entries(noise[0]) / math.sqrt(d)).to(dtype))
+    return DenseSketch(
+        n, d, (entries(noise[0]).to(torch.promote_types(dtype, noise[0].dtype)) / math.sqrt(d)).to(dtype)
+    )

@@ -77,7 +77,7 @@ def very_sparse(
     row = gap.cumsum(-2) - 1
     inside = row < n
     index = torch.where(inside, row, 0.0).long().mT  # (..., d, slots)
-    weight = torch.where(inside, noises.sign(noise[1]), 0.0).mT / math.sqrt(d * density)
+    weight = torch.where(inside, noises.sign(noise[1]).double(), 0.0).mT / math.sqrt(d * density)
     return SparseColumns(n, d, index, weight.to(dtype))
 
 

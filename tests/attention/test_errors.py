@@ -200,7 +200,7 @@ def test_noise_of_another_shape(name: str) -> None:
     module = build(name, head_dim=4, budget=3)
     noise = module.draw_noise(Q[:1], K[:1], lambda *shape, dtype=torch.float32: torch.rand(1, 3, *shape, dtype=dtype))
     assert noise is not None
-    with pytest.raises(ValueError, match=r"noise has shapes .*; draw it with draw_noise"):
+    with pytest.raises(ValueError, match=r"noise has shapes .*; draw it with the module.s sample_noise"):
         module(Q, K, V, noise=noise)
     with pytest.raises(ValueError, match="noise has shapes"):
         module(Q[:1], K[:1], V[:1], noise=(*noise, noise[0]))

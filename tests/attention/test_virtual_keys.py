@@ -158,7 +158,7 @@ def test_from_mask_gives_padding_no_weight(leading: tuple[int, ...]) -> None:
     assert source.log_weight.shape == (*leading, 7)
     assert torch.equal(source.log_weight == 0, mask.expand(*leading, 7))
     assert torch.equal(source.log_weight == -torch.inf, ~mask.expand(*leading, 7))
-    assert (from_mask(keys, values).log_weight == 0).all()
+    assert (from_mask(keys, values).log_weights() == 0).all()
 
 
 def test_from_mask_is_exact_attention() -> None:
@@ -173,7 +173,7 @@ def test_from_mask_is_exact_attention() -> None:
 def test_log_weight_is_float32_or_better(dtype: torch.dtype) -> None:
     expected = torch.float64 if dtype == torch.float64 else torch.float32
     keys = rand(1, 1, 3, 4, seed=0, dtype=dtype)
-    assert from_mask(keys, keys).log_weight.dtype == expected
+    assert from_mask(keys, keys).log_weights().dtype == expected
     assert statistics_dtype(keys) == expected
     noise = torch.rand(1, 1, 3, generator=generator())
     small = compress(keys, from_mask(keys, keys), 2, noise, scale=SCALE)
