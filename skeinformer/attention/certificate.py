@@ -54,8 +54,8 @@ def estimate_error(
     """
     queries = gather_rows(query, checks.indices)  # (b, h, C, p), none where all rows are pilots
     exact = attend(queries, source, scale) if queries.shape[-2] else gather_rows(output, checks.indices)
-    output = output.to(statistics_dtype(output))
-    unit = output.abs().amax((-2, -1), keepdim=True)  # squares in this unit neither overflow nor vanish
+    known = exact if pilots is None else torch.cat([exact, pilots.output], -2)
+    unit = known.to(statistics_dtype(known)).abs().amax((-2, -1), keepdim=True)  # in it squares are of moderate size
     unit = unit.where(unit > 0, 1)
     checked = _compare(output, checks, exact, unit)
     piloted = Rows(*(x[..., :0] for x in checked))
@@ -64,7 +64,7 @@ def estimate_error(
     if query_mask is None:
         m = torch.full_like(checked.size, query.shape[-2])
     else:
-        m = query_mask.sum(-1, keepdim=True).to(output.dtype).expand_as(checked.size)
+        m = query_mask.sum(-1, keepdim=True).to(unit.dtype).expand_as(checked.size)
     rest = m - piloted.size  # (b, h, 1), rows that are not pilots
     error, from_checks, from_pilots = _jackknife(checked, piloted, rest)
     variance = (1 - checked.size / rest) * from_checks
@@ -73,8 +73,8 @@ def estimate_error(
 
 
 def _compare(output: Tensor, rows: Selection, exact: Tensor, unit: Tensor) -> Rows:
-    exact = exact.to(output.dtype) / unit
-    missed = gather_rows(output, rows.indices) / unit - exact
+    exact = exact.to(unit.dtype) / unit
+    missed = gather_rows(output, rows.indices).to(unit.dtype) / unit - exact
     return Rows(_squared_norm(missed, rows.live), _squared_norm(exact, rows.live), rows.live)
 
 

@@ -12,7 +12,7 @@ from skeinformer.attention.virtual_keys import VirtualKeys, attend_with_normaliz
 from skeinformer.noise import gumbel
 from skeinformer.sketch.base import gather_rows
 
-FAINTEST = 30.0  # a value of norm 0 counts as e^-30 of the largest entry: it adds nothing to B V, but its key has mass
+FAINTEST = 30.0  # a value of norm 0 counts as e^-30 of the largest: it adds nothing to B V, but its key has mass
 
 
 class Selection(NamedTuple):
@@ -70,15 +70,11 @@ def log_importance(pilots: Pilots, source: VirtualKeys, scale: float) -> Tensor:
     log_weight = torch.where(pilots.rows.live, -2 * pilots.normalizer.to(dtype), -torch.inf)
     transposed = VirtualKeys(pilots.queries, pilots.queries, log_weight)
     _, log_square = attend_with_normalizer(source.keys, transposed, 2 * scale)  # (b, h, n)
-    log_norm = 0.5 * relative(source.values.to(dtype)).square().sum(-1).log()  # (b, h, n)
-    log_probability = 0.5 * log_square + log_norm.clamp(min=-FAINTEST)
+    norm: Tensor = torch.linalg.vector_norm(source.values, dim=-1, dtype=dtype)  # (b, h, n)
+    log_norm = norm.log().clamp(-100, 100)
+    log_norm = log_norm.maximum(log_norm.amax(-1, keepdim=True) - FAINTEST)
+    log_probability = 0.5 * log_square + log_norm
     return log_probability if source.log_weight is None else log_probability + source.log_weight
-
-
-def relative(x: Tensor) -> Tensor:
-    """x divided by its largest entry, (..., n, p): squares then neither overflow nor vanish; zeros stay zeros."""
-    largest = x.abs().amax((-2, -1), keepdim=True)
-    return x / largest.where(largest > 0, 1)
 
 
 @torch.no_grad()
