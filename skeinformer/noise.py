@@ -62,9 +62,9 @@ def from_seed(batch: tuple[int, int], seed: int, *, device: torch.device | str |
             size *= extent
         bits = 32 if dtype == torch.float64 else 23  # what a number of that dtype can hold
         i = torch.arange(size, device=device)
-        stream = _hash(torch.arange(h, device=device) + _hash(seed + 0x9E3779B9 * draws))[:, None]  # (h, 1)
-        stream = _hash(stream ^ (i >> bits))  # (h, size), constant over 2^bits successive numbers
-        u = (_hash(i, bits, stream).to(dtype) + 0.5) * 2.0**-bits  # (h, size)
+        stream = scramble(torch.arange(h, device=device) + scramble(seed + 0x9E3779B9 * draws))[:, None]  # (h, 1)
+        stream = scramble(stream ^ (i >> bits))  # (h, size), constant over 2^bits successive numbers
+        u = (scramble(i, bits, stream).to(dtype) + 0.5) * 2.0**-bits  # (h, size)
         return u.reshape(1, h, *shape).expand(b, h, *shape)
 
     return rand
@@ -73,7 +73,7 @@ def from_seed(batch: tuple[int, int], seed: int, *, device: torch.device | str |
 T = TypeVar("T", int, Tensor)
 
 
-def _hash(x: T, bits: int = 32, key: T | int = 0) -> T:
+def scramble(x: T, bits: int = 32, key: T | int = 0) -> T:
     """A bijection of integers below 2^bits for every key, close to random; int64 arithmetic that never overflows."""
     limit = (1 << bits) - 1
     for multiplier in (0x21F0AAAD, 0x735A2D97, 0x5BD1E995, 0x2C1B3C6D):
