@@ -1,0 +1,321 @@
+"""Nystromformer: the transcription, landmarks, the pseudo-inverse, exactness per example, the convolution."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from skeinformer import build
+from skeinformer.attention.nystrom import iterative_pinv, landmark_scores, segment
+from tests import reference_nystrom as reference
+from tests.helpers import (
+    DTYPES,
+    dense_exact,
+    exact,
+    generator,
+    gradients,
+    lengths_mask,
+    over_heads,
+    random_mask,
+    relative_error,
+    tensors,
+)
+
+MASKS = {
+    "none": (None, None),
+    "keys": (lengths_mask([9, 5], 9), None),
+    "queries": (None, lengths_mask([7, 2], 7)),
+    "anywhere": (random_mask(2, 9, seed=1, share=0.7), random_mask(2, 7, seed=2)),
+    "nothing real": (lengths_mask([9, 0], 9), lengths_mask([0, 7], 7)),
+}
+every_mask = pytest.mark.parametrize("case", MASKS)
+
+
+@every_mask
+@pytest.mark.parametrize(
+    ("num_landmarks", "iterations", "scale"), [(1, 6, None), (2, 6, 0.3), (3, 6, None), (5, 4, None), (8, 2, None)]
+)
+def test_values_and_gradients(case: str, num_landmarks: int, iterations: int, scale: float | None) -> None:
+    """Cross-attention of 7 queries on 9 keys: no segment length divides anything."""
+    key_mask, query_mask = MASKS[case]
+    q, k, v = tensors(2, 2, 7, 9, p_v=3, peak=6)
+    expected = over_heads(
+        lambda Q, K, V, keys, queries, _: reference.nystrom_attention(
+            Q, K, V, num_landmarks, iterations, 0.5 if scale is None else scale, keys, queries
+        ),
+        q,
+        k,
+        v,
+        key_mask,
+        query_mask,
+    )
+    module = build("nystromformer", head_dim=4, num_landmarks=num_landmarks, pinv_iterations=iterations, scale=scale)
+    output = module(q, k, v, key_mask=key_mask, query_mask=query_mask)
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-10)
+    for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 12, 13, 50])
+@pytest.mark.parametrize("size", [1, 3, 12, 20])
+def test_segments_are_as_equal_as_can_be(n: int, size: int) -> None:
+    x = torch.randn(1, 1, n, 2, generator=generator())
+    segments = segment(x, None, size)
+    index = segments.of_token[0, 0, :, 0]
+    assert index.tolist() == sorted(index.tolist())
+    counts = torch.bincount(index, minlength=size)
+    assert len(counts) == size
+    assert torch.equal(counts > 0, segments.live[0, 0])
+    assert counts.max() - counts.min() <= 1
+    assert int((counts > 0).sum()) == min(n, size)
+    assert bool(segments.whole) == (n <= size)
+    for c in range(size):
+        mean = x[0, 0, index == c].mean(0) if counts[c] else torch.zeros(2)
+        torch.testing.assert_close(segments.means(x)[0, 0, c], mean)
+
+
+def test_segments_are_of_real_tokens() -> None:
+    """Padding in front, between and behind changes no landmark."""
+    x = torch.randn(1, 2, 10, 3, generator=generator(), dtype=torch.float64)
+    at = torch.tensor([2, 3, 7, 8, 9, 12, 13, 14, 18, 20])
+    longer = torch.randn(1, 2, 24, 3, generator=generator(1), dtype=torch.float64).index_copy(2, at, x)
+    mask = torch.zeros(1, 1, 24, dtype=torch.bool)
+    mask[..., at] = True
+    for size in (1, 4, 10, 15):
+        short, long = segment(x, None, size), segment(longer, mask, size)
+        assert torch.equal(short.live, long.live)
+        torch.testing.assert_close(long.means(longer), short.means(x), rtol=1e-14, atol=1e-14)
+
+
+def test_pseudo_inverse_converges_to_the_pseudo_inverse() -> None:
+    """Square, wide, tall and with empty rows and columns; every matrix at its own scale."""
+    source = generator(3)
+    sizes = [(8, 8), (5, 8), (8, 5), (1, 8), (1, 1)]
+    A = torch.zeros(len(sizes), 2, 8, 8, dtype=torch.float64)
+    for i, (rows, columns) in enumerate(sizes):
+        A[i, :, :rows, :columns] = torch.randn(2, rows, columns, generator=source).double() * 10.0 ** (i - 2)
+    torch.testing.assert_close(iterative_pinv(A, 20), torch.linalg.pinv(A, rtol=1e-10), rtol=1e-8, atol=1e-10)
+
+
+def test_order_of_the_pseudo_inverse_is_three() -> None:
+    """The residual E = I - A Z becomes E^3 (3 I + E) / 4."""
+    A = torch.randn(3, 1, 5, 5, generator=generator(2), dtype=torch.float64)
+    identity = torch.eye(5, dtype=torch.float64)
+    residual = [identity - A @ iterative_pinv(A, count) for count in range(8)]
+    for E, following in itertools.pairwise(residual):
+        torch.testing.assert_close(following, E @ E @ E @ (3 * identity + E) / 4, rtol=1e-10, atol=1e-12)
+
+
+def test_pseudo_inverse_of_nothing_is_nothing() -> None:
+    A = torch.zeros(2, 1, 4, 4, requires_grad=True)
+    Z = iterative_pinv(A, 6)
+    assert (Z == 0).all()
+    (gradient,) = torch.autograd.grad((0 * Z).sum(), A)
+    assert (gradient == 0).all()
+
+
+def test_pseudo_inverse_does_not_know_its_batch_mates() -> None:
+    A = torch.randn(3, 2, 6, 6, generator=generator(1)).softmax(-1)
+    larger = A.clone()
+    larger[1] = 1.0  # another scale
+    larger[2] = torch.nan
+    torch.testing.assert_close(iterative_pinv(larger, 6)[0], iterative_pinv(A[:1], 6)[0])
+
+
+def test_empty_landmarks_are_zero_rows_and_columns() -> None:
+    q, k, _ = tensors(1, 1, 4)
+    live = torch.tensor([[[True, True, False, True]]])
+    A = landmark_scores(q, k, live, live.flip(-1), 0.5)[0, 0]
+    assert (A[2] == 0).all()
+    assert (A[:, 1] == 0).all()
+    torch.testing.assert_close(A.sum(-1), live[0, 0].double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_landmarks", [12, 13, 29, 30, 64])
+def test_exact_where_an_example_has_no_more_keys_than_landmarks(dtype: torch.dtype, num_landmarks: int) -> None:
+    """Of examples with 30, 12 and 0 real keys those that fit are exact, whatever the inverse makes of them."""
+    q, k, v = tensors(3, 2, 9, 30, p=8, dtype=dtype, peak=3)
+    key_mask = lengths_mask([30, 12, 0], 30)[:, torch.randperm(30, generator=generator())]
+    module = build("nystromformer", head_dim=8, num_landmarks=num_landmarks, pinv_iterations=1)
+    output = module(q, k, v, key_mask=key_mask)
+    tolerance = 20 * torch.finfo(dtype).eps
+    truth = dense_exact(q[:2], k[:2], v[:2], key_mask[:2])
+    torch.testing.assert_close(output[1].double(), truth[1], rtol=tolerance, atol=tolerance)
+    assert (output[2] == 0).all()
+    fits = num_landmarks >= 30
+    assert torch.allclose(output[0].double(), truth[0], rtol=tolerance, atol=tolerance) == fits
+    assert all(gradient.isfinite().all() for gradient in gradients(output, (q, k, v)))
+
+
+def test_exact_at_full_size_with_an_exact_inverse() -> None:
+    """What the shortcut stands for: with as many landmarks as tokens F A^+ B V is softmax attention."""
+    q, k, v = (x.detach() for x in tensors(2, 2, 10, peak=4))
+    whole = segment(k, None, 10)
+    A = landmark_scores(whole.means(q), whole.means(k), whole.live, whole.live, 0.5)
+    F = (q @ k.mT / 2).softmax(-1)
+    torch.testing.assert_close(F @ iterative_pinv(A, 40) @ F @ v, exact(q, k, v), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(build("nystromformer", head_dim=4, budget=10)(q, k, v), exact(q, k, v))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_exact_when_tokens_of_a_segment_are_equal(masked: bool) -> None:
+    """Then landmarks lose nothing: F A^+ B V is exact with a converged inverse, at a quarter of the landmarks."""
+    q, k, v = (x.detach().repeat_interleave(4, 2) for x in tensors(2, 2, 6, peak=8))
+    mask = None
+    if masked:
+        q, k, v = (torch.nn.functional.pad(x, (0, 0, 5, 7), value=3.0) for x in (q, k, v))
+        mask = ((torch.arange(36) >= 5) & (torch.arange(36) < 29)).expand(2, 36)
+    module = build("nystromformer", head_dim=4, budget=6, pinv_iterations=30)
+    output = module(q, k, v, key_mask=mask, query_mask=mask)
+    torch.testing.assert_close(output, exact(q, k, v, mask, mask), rtol=1e-7, atol=1e-7)
+
+
+def test_error_falls_with_the_landmarks_on_a_smooth_sequence() -> None:
+    """Queries and keys that change slowly along the sequence, which is what means of segments assume."""
+    n, p = 512, 4
+    time = torch.linspace(0, 1, n, dtype=torch.float64)[:, None]
+    frequency = torch.arange(1, p + 1)
+    q, k, v = (
+        3 * torch.cos(2 * math.pi * time * frequency + phase * frequency).expand(1, 1, n, p)
+        for phase in (0.0, 0.5, 1.0)
+    )
+    truth = dense_exact(q, k, v)
+    errors = [
+        relative_error(build("nystromformer", head_dim=p, budget=L)(q, k, v), truth).item() for L in (4, 8, 16, 32, 64)
+    ]
+    assert all(later < 0.7 * earlier for earlier, later in itertools.pairwise(errors))
+    assert errors[-1] < 0.002
+
+
+def test_more_iterations_bring_rows_nearer_to_one() -> None:
+    """Rows of F Z B sum to one when Z is the inverse: A has row sums one, so has A^-1."""
+    q, k, _ = (x.detach() for x in tensors(1, 2, 40, peak=9))
+    ones = torch.ones(1, 2, 40, 1, dtype=torch.float64)
+    off = [
+        (build("nystromformer", head_dim=4, budget=8, pinv_iterations=count)(q, k, ones) - 1).abs().max().item()
+        for count in (2, 6, 30)
+    ]
+    assert off[0] > off[1] > off[2]
+    assert off[2] < 1e-8
+    assert off[1] > 1e-3  # the paper's six
+
+
+def test_an_example_alone_is_the_example_in_a_batch_of_other_scales() -> None:
+    """A mate of nearly one-hot attention has another norm of A; it is none of the others' business."""
+    q, k, v = tensors(2, 1, 24, dtype=torch.float64)
+    q = (q.detach() * torch.tensor([1.0, 50.0])[:, None, None, None]).requires_grad_()
+    module = build("nystromformer", head_dim=4, budget=6)
+    together = module(q, k, v)
+    for i in range(2):
+        torch.testing.assert_close(together[i : i + 1], module(q[i : i + 1], k[i : i + 1], v[i : i + 1]))
+
+
+def with_conv(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return build("nystromformer", head_dim=4, budget=4, conv_kernel=5, num_heads=2).to(dtype)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("n", [1, 3, 9])
+def test_convolution_is_added(n: int, masked: bool) -> None:
+    q, k, v = tensors(2, 2, n, p_v=3)
+    mask = random_mask(2, n, seed=4) if masked else None
+    module, plain = with_conv(), build("nystromformer", head_dim=4, budget=4)
+    weight: Tensor = module.conv.weight  # type: ignore[union-attr,assignment]
+    assert weight.shape == (2, 1, 5, 1)
+    residual = over_heads(
+        lambda Q, K, V, keys, queries, at: torch.where(
+            torch.tensor(queries)[:, None],
+            reference.depthwise_convolution(V, weight[at[1], 0, :, 0], keys),
+            V.new_zeros(()),
+        ),
+        q,
+        k,
+        v,
+        mask,
+        mask,
+    )
+    output = module(q, k, v, key_mask=mask, query_mask=mask)
+    expected = plain(q, k, v, key_mask=mask, query_mask=mask) + residual
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    inputs = (q, k, v, weight)
+    for ours, theirs in zip(gradients(output, inputs), gradients(expected, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_convolution_in_every_precision(dtype: torch.dtype) -> None:
+    """Weights stay float32; inputs of another precision come back in theirs."""
+    q, k, v = tensors(2, 2, 9, dtype=dtype)
+    module = with_conv(torch.float32)
+    mask = lengths_mask([9, 0], 9)
+    output = module(q, k, v, key_mask=mask, query_mask=mask)
+    assert output.dtype == dtype
+    assert (output[1] == 0).all()
+    tolerance = 50 * torch.finfo(torch.float32 if dtype == torch.float64 else dtype).eps
+    expected = with_conv()(q.double(), k.double(), v.double(), key_mask=mask, query_mask=mask)
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
+    for gradient in gradients(output, (q, k, v, module.conv.weight)):  # type: ignore[union-attr]
+        assert gradient.isfinite().all()
+
+
+def test_convolution_ignores_right_padding_and_batch_mates() -> None:
+    q, k, v = tensors(2, 2, 9)
+    module = with_conv()
+    longer = [torch.nn.functional.pad(x, (0, 0, 0, 8), value=math.nan) for x in (q, k, v)]
+    mask = lengths_mask([9, 9], 17)
+    padded = module(*longer, key_mask=mask, query_mask=mask)
+    torch.testing.assert_close(padded[:, :, :9], module(q, k, v), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(module(q, k, v)[1:], module(q[1:], k[1:], v[1:]), rtol=1e-12, atol=1e-12)
+
+
+def test_convolution_survives_a_round_trip_and_compiles() -> None:
+    q, k, v = tensors(2, 2, 9, dtype=torch.float32)
+    module = with_conv(torch.float32)
+    twin = build("nystromformer", head_dim=4, budget=4, conv_kernel=5, num_heads=2)
+    assert not torch.equal(twin(q, k, v), module(q, k, v))
+    twin.load_state_dict(module.state_dict())
+    assert list(module.state_dict()) == ["conv.weight"]
+    assert torch.equal(twin(q, k, v), module(q, k, v))
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    mask = random_mask(2, 9)
+    torch.testing.assert_close(
+        compiled(q, k, v, key_mask=mask, query_mask=mask), module(q, k, v, key_mask=mask, query_mask=mask)
+    )
+
+
+def test_errors_of_the_convolution() -> None:
+    with pytest.raises(ValueError, match="conv_kernel must be odd, so that it is centred on a token, got 4"):
+        build("nystromformer", head_dim=4, conv_kernel=4, num_heads=2)
+    with pytest.raises(ValueError, match="conv_kernel needs num_heads"):
+        build("nystromformer", head_dim=4, conv_kernel=3)
+    with pytest.raises(ValueError, match="num_heads must be at least 1, got 0"):
+        build("nystromformer", head_dim=4, conv_kernel=3, num_heads=0)
+    with pytest.raises(ValueError, match="num_landmarks must be at least 1, got 0"):
+        build("nystromformer", head_dim=4, num_landmarks=0)
+    with pytest.raises(ValueError, match="pinv_iterations must be at least 1, got 0"):
+        build("nystromformer", head_dim=4, pinv_iterations=0)
+    q, k, v = tensors(1, 3, 5, 7)
+    with pytest.raises(ValueError, match="query has 3 heads, but the convolution was built with num_heads=2"):
+        with_conv()(q, k, v)
+    with pytest.raises(ValueError, match="5 queries and 7 keys: the convolution of the values is added"):
+        with_conv()(q[:, :2], k[:, :2], v[:, :2])
+
+
+def test_cost_is_linear_in_memory() -> None:
+    """Nothing that is kept for the backward pass is an n x L matrix, L = 16 p."""
+    n, p, L = 2048, 4, 64
+    q, k, v = tensors(1, 1, n, p=p, dtype=torch.float32)
+    kept: list[int] = []
+
+    def pack(x: Tensor) -> Tensor:
+        kept.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        build("nystromformer", head_dim=p, budget=L)(q, k, v)
+    assert max(kept) <= max(n * (p + 1), L * L)
