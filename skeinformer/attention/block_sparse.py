@@ -1,0 +1,400 @@
+"""Block-sparse attention: every block of queries sees a few blocks of keys. One function, four patterns.
+
+    BigBird            Zaheer et al. (2020)   the own block, both neighbours, random blocks, the first and the last one
+    Longformer         Beltagy et al. (2020)  a window of tokens on each side, and global tokens
+    SparseTransformer  Child et al. (2019)    a window of tokens on each side, and every stride-th token
+    BlockBert          Qiu et al. (2020)      one block, chosen for each head by a permutation of the blocks
+
+Blocks are cut after padding is taken out: real keys stand first, in their order, then the tokens that are no keys. So
+position i is the i-th real token, no block is all padding, and padding changes nothing wherever it lies. A query whose
+own key is padding stands after the last real token. A query that reaches no real key gets 0: none does where queries
+and keys have the same mask, as every token reaches itself or a whole block of real keys.
+"""
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from skeinformer.attention.base import Attention, default_scale
+from skeinformer.attention.pilots import Selection
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, cat, from_mask, statistics_dtype
+from skeinformer.noise import Rand
+from skeinformer.registry import check_count
+
+Mask = Tensor | None
+NONE = torch.iinfo(torch.long).max  # an index of no block
+
+
+class Grid(NamedTuple):
+    """n tokens in nb blocks of B slots."""
+
+    token: Tensor  # (b, nb, B) the token in each slot; any token where the slot is empty
+    live: Tensor  # (b, nb, B) whether the slot holds a real key
+    slot: Tensor  # (b, n) where each token is, block * B + offset
+    used: Tensor  # (b, 1) how many blocks hold a real key: the first ones
+
+
+class Pattern(NamedTuple):
+    """Who sees whom."""
+
+    grid: Grid
+    blocks: Selection  # (b, h or 1, nb, k) key blocks that a query block sees; one listed twice counts once
+    everywhere: Selection | None = None  # (b, g) slots of tokens that all queries see and that see all keys
+    band: Tensor | None = None  # (B, k B) which keys of its blocks a query sees, where heads share the blocks
+    columns: bool = False  # beside `window_blocks` a query sees the slots of its offset in all other blocks
+
+
+def cut(
+    query: Tensor, key_mask: Mask, query_mask: Mask, size: int, length: Tensor | None = None, num_blocks: int = 1
+) -> Grid:
+    """Tokens in blocks of `size` slots, real keys first; with `length` (b, 1), only so many slots of each are used."""
+    b, _, n, _ = query.shape
+    num_blocks = max(-(-n // size), num_blocks)
+    position = torch.arange(n, device=query.device).expand(b, n)
+    order, place, m = position, position, position.new_full((b, 1), n)
+    if key_mask is not None:
+        kind = (~key_mask[:, 0]).long()  # (b, n): 0 a real key, 1 only a query, 2 nothing
+        if query_mask is not None:
+            kind = kind + (~key_mask & ~query_mask)[:, 0]
+        order = torch.argsort(kind, stable=True)
+        place = order.argsort()
+        m = key_mask.sum(-1)  # (b, 1)
+    length = m.new_full((b, 1), size) if length is None else length
+    block = torch.arange(num_blocks, device=query.device)[:, None]
+    offset = torch.arange(size, device=query.device)
+    at = block * length[..., None] + offset  # (b, nb, B)
+    live = (offset < length[..., None]) & (at < m[..., None])
+    token = order.gather(1, at.clamp(max=n - 1).flatten(1)).view_as(at)
+    slot = (place // length * size + place % length).clamp(max=num_blocks * size - 1)
+    return Grid(token, live, slot, -(-m // length))
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """x[i, j, index[i, j]] for example i and head j: (b, h, n, ...), (b, h or 1, *k) -> (b, h, *k, ...).
+
+    One index_select over the rows of all heads, many times faster than a gather with an expanded index.
+    """
+    b, h, n = x.shape[:3]
+    first = n * torch.arange(b * h, device=x.device).view(b, h, *(1,) * (index.dim() - 2))
+    flat = index + first  # (b, h, *k)
+    return x.flatten(0, 2).index_select(0, flat.flatten()).view(*flat.shape, *x.shape[3:])
+
+
+def block_sparse_attention(
+    query: Tensor,  # (b, h, n, p)
+    key: Tensor,  # (b, h, n, p)
+    value: Tensor,  # (b, h, n, p_v)
+    key_mask: Mask,
+    pattern: Pattern,
+    scale: float,
+) -> Tensor:
+    """softmax(s Q K^T) V over the keys that the pattern lets each query see, each counted once: (b, h, n, p_v).
+
+    Time O(n (k B + g) p), memory O(n (k + g / B) p); the mask of a band is O(n (k B + g)), shared by the heads. Columns
+    add O(n nb p) to the time, and O(n (k B + nb)) scores for each head to the memory.
+    """
+    grid, blocks, everywhere, band, columns = pattern
+    live = grid.live
+    if everywhere is not None:  # listed blocks do not count them again; an empty place marks a slot after the last
+        slots = everywhere.indices.where(everywhere.live, live[0].numel())
+        live = live & F.pad(torch.ones_like(live).flatten(1), (0, 1)).scatter(1, slots, False)[:, :-1].view_as(live)
+    queries, keys, values = (take(x, grid.token[:, None]) for x in (query, key, value))  # (b, h, nb, B, p)
+    source = listed(keys, values, live, blocks)
+    if everywhere is not None:
+        token = grid.token.flatten(1).gather(1, everywhere.indices)[:, None]  # (b, 1, g)
+        shared = from_mask(take(key, token), take(value, token), everywhere.live[:, None])
+        parts = (shared.keys, shared.values, shared.log_weights())
+        shape = (*source.keys.shape[:3], -1)  # (b, h, nb)
+        source = cat(source, VirtualKeys(*(x[:, :, None].expand(*shape, *x.shape[3:]) for x in parts)))
+    if band is None:
+        output = attend(queries, source, scale)  # (b, h, nb, B, p_v)
+    elif columns:
+        output = _attend_columns(queries, keys, values, live, source, band, scale)
+    else:
+        output = _attend_band(queries, source, band, scale)
+    output = take(output.flatten(2, 3), grid.slot[:, None])  # (b, h, n, p_v)
+    if everywhere is None:
+        return output
+    rows = attend(take(query, token), from_mask(key, value, key_mask), scale)  # (b, h, g, p_v)
+    # an empty place of the list writes to a row after the last, which is cut off
+    row = token.where(everywhere.live[:, None], query.shape[2])[..., None].expand_as(rows)
+    return F.pad(output, (0, 0, 0, 1)).scatter(2, row, rows)[:, :, :-1]
+
+
+def listed(key: Tensor, value: Tensor, live: Tensor, blocks: Selection) -> VirtualKeys:
+    """The slots of the listed blocks, of weight 1 where live: (b, h, nb, B, p), (b, nb, B) -> (b, h, nb, k B, p)."""
+    index = blocks.indices  # (b, h or 1, nb, k)
+    same = index[..., :, None] == index[..., None, :]  # (b, h or 1, nb, k, k)
+    again = (same & blocks.live[..., None, :]).tril(-1).any(-1)  # listed before
+    seen = take(live[:, None].expand(-1, index.shape[1], -1, -1), index)  # (b, h or 1, nb, k, B)
+    seen = seen & (blocks.live & ~again)[..., None]
+    return from_mask(take(key, index).flatten(3, 4), take(value, index).flatten(3, 4), seen.flatten(3))
+
+
+def _attend_band(query: Tensor, source: VirtualKeys, band: Tensor, scale: float) -> Tensor:
+    """`attend` on (b, h, nb) blocks with a mask for each query of a block, the same for all heads."""
+    p_v, extra = source.values.shape[-1], source.keys.shape[-2] - band.shape[-1]
+    mask = (source.log_weights()[:, :1, :, None] == 0) & F.pad(band, (0, extra), value=True)  # (b, 1, nb, B, m)
+    width = max(query.shape[-1], p_v)  # the fused kernels want one width
+    q, k, v, mask = (x.transpose(1, 2).flatten(0, 1) for x in (query, *source[:2], mask))  # (b nb, h or 1, ...)
+    q, k, v = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[..., :p_v]
+    return output.reshape(len(query), -1, *output.shape[1:]).transpose(1, 2)  # (b, h, nb, B, p_v)
+
+
+def _attend_columns(
+    query: Tensor, key: Tensor, value: Tensor, live: Tensor, near: VirtualKeys, band: Tensor, scale: float
+) -> Tensor:
+    """Attention to the listed keys within the band, and to the slots of equal offset in blocks that are not listed.
+
+    Blocks (b, h, nb, B, p) are the rows of a table, slots of equal offset its columns. One softmax over both parts; the
+    scores are formed, in float32 or better.
+    """
+    dtype, given = statistics_dtype(query), query.dtype
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    near_seen = band & (near.log_weights()[:, :1, :, None] == 0)  # (b, 1, nb, B, 3 B)
+    row = torch.arange(query.shape[2], device=query.device)
+    far_seen = ((row[:, None, None] - row).abs() > 1) & live.mT[:, None, None]  # (b, 1, nb, B, nb)
+    seen = torch.cat([near_seen, far_seen], -1)  # (b, 1, nb, B, 3 B + nb)
+    columns = query.transpose(2, 3) @ key.transpose(2, 3).mT  # (b, h, B, nb, nb)
+    scores = scale * torch.cat([query @ near.keys.to(dtype).mT, columns.transpose(2, 3)], -1)
+    weights = scores.masked_fill(~seen, torch.finfo(dtype).min).softmax(-1).masked_fill(~seen, 0)
+    output = weights[..., : -len(row)] @ near.values.to(dtype)  # (b, h, nb, B, p_v)
+    far = weights[..., -len(row) :].transpose(2, 3) @ value.transpose(2, 3)  # (b, h, B, nb, p_v)
+    return (output + far.transpose(2, 3)).to(given)
+
+
+def window_blocks(grid: Grid) -> Selection:
+    """The block before each block, itself and the block after: (b, 1, nb, 3)."""
+    index = torch.arange(-1, grid.token.shape[1] + 1, device=grid.token.device).unfold(0, 3, 1)  # (nb, 3)
+    live = (index >= 0) & (index < grid.used[..., None])  # (b, nb, 3)
+    return Selection((index % len(index)).expand_as(live)[:, None], live[:, None])
+
+
+def window_band(size: int, reach: int, device: torch.device) -> Tensor:
+    """Which keys of `window_blocks` are at most `reach` positions away: (B, 3 B)."""
+    query, key = torch.arange(size, 2 * size, device=device), torch.arange(3 * size, device=device)
+    return (query[:, None] - key).abs() <= reach
+
+
+def draw_blocks(u: Tensor, taken: Tensor, count: Tensor) -> Selection:
+    """For every query block r distinct blocks, uniformly from the first `count` without those taken: (b, h, nb, r).
+
+    u: (b, h, nb, r) uniform numbers. taken: (b, 1, nb, t) blocks, NONE where there is none. Time O(nb r (r + t)).
+    """
+    taken = taken.expand(*u.shape[:-1], -1).sort(-1).values
+    taken = taken.where(F.pad(taken[..., 1:] > taken[..., :-1], (1, 0), value=True), NONE)
+    picks, live = [], []
+    for number in u.unbind(-1):  # (b, h, nb)
+        taken = taken.sort(-1).values
+        free = count[..., None] - (taken < NONE).sum(-1)
+        pick = (number * free).long().minimum(free - 1).clamp(min=0)  # rank among the free blocks
+        for block in taken.unbind(-1):
+            pick = pick + (pick >= block)
+        picks.append(pick.where(free > 0, 0))
+        live.append(free > 0)
+        taken = torch.cat([taken, pick.where(free > 0, NONE)[..., None]], -1)
+    return Selection(torch.stack(picks, -1), torch.stack(live, -1))
+
+
+class BlockSparse(Attention):
+    """Self-attention by a pattern over the positions of one sequence: a method writes `pattern`."""
+
+    def __init__(
+        self, *, head_dim: int, max_len: int | None, budget: int, seed: int | None, scale: float | None
+    ) -> None:
+        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
+        self.scale = scale
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if query.shape[2] != key.shape[2]:
+            raise ValueError(
+                f"query has {query.shape[2]} tokens and key {key.shape[2]}, but {type(self).__name__} needs the same "
+                "number: its pattern is over the positions of one sequence; use another method for cross-attention"
+            )
+
+    @abstractmethod
+    def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
+        """Who sees whom, for masks (b, 1, n) or None."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Tensor:
+        pattern = self.pattern(query, key_mask, query_mask, noise)
+        return block_sparse_attention(query, key, value, key_mask, pattern, default_scale(query, self.scale))
+
+
+class BigBirdNoise(NamedTuple):
+    """Uniform numbers in (0, 1)."""
+
+    random: Tensor  # (b, h, n, num_random): those of the first token of a block choose its random blocks
+
+
+class BigBird(BlockSparse):
+    """Attention to 3 window, `num_random` random and 2 global blocks of `block_size` tokens.
+
+    Zaheer et al. (2020), the internal construction (ITC): a block sees itself, both neighbours, random blocks of its
+    own, drawn for each head, distinct and none of the others, and the first and the last block, whose own queries see
+    everything. Blocks are of budget / 4 tokens: 64 at a budget of 256, where a query visits 8 * 64 = 512 keys and the
+    global rows add 128, the 640 n elements of Chen et al. (2022). Exact up to 7 blocks. Time O(n d p), memory O(n p).
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        max_len: int | None = None,
+        budget: int = 256,
+        seed: int | None = None,
+        block_size: int | None = None,
+        num_random: int = 3,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed, scale=scale)
+        self.block_size = max(1, budget // 4) if block_size is None else block_size
+        check_count("block_size", self.block_size)
+        check_count("num_random", num_random)
+        self.num_random = num_random
+
+    def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> BigBirdNoise:
+        return BigBirdNoise(rand(query.shape[2], self.num_random))
+
+    def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
+        size = min(self.block_size, query.shape[2])
+        grid = cut(query, key_mask, query_mask, size)
+        last = (grid.used - 1).clamp(min=0)  # (b, 1)
+        offset = torch.arange(size, device=query.device).expand(len(last), -1)
+        slots = torch.cat([offset, last * size + offset], 1)  # (b, 2 B)
+        live = grid.live.flatten(1).gather(1, slots) & torch.cat([offset >= 0, (last > 0).expand_as(offset)], 1)
+        window = window_blocks(grid)
+        ends = torch.stack([torch.zeros_like(last), last], -1)[:, None].expand(-1, -1, grid.token.shape[1], -1)
+        taken = torch.cat([window.indices.where(window.live, NONE), ends], -1)  # (b, 1, nb, 5)
+        u = take(noise[0], grid.token[:, None, :, 0])  # (b, h, nb, r)
+        pairs = zip(window, draw_blocks(u, taken, grid.used), strict=True)
+        blocks = Selection(*(torch.cat([x.expand(-1, u.shape[1], -1, -1), y], -1) for x, y in pairs))
+        return Pattern(grid, blocks, Selection(slots, live))
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, block_size={self.block_size}, num_random={self.num_random}"
+
+
+class Longformer(BlockSparse):
+    """Attention to the `window` tokens on each side, and to `global_tokens`, which see everything.
+
+    Beltagy et al. (2020), section 3.1, without dilation. `global_tokens` are positions among the real tokens, the
+    first one by default; those past the end are ignored. The paper projects for global attention by matrices of their
+    own; here there is one set. `window` is budget / 2, so a query visits budget + 1 tokens and the global ones: 258 at
+    a budget of 256. Exact where the window reaches all tokens. Time O(n (d + g) p) for g global tokens, memory O(n p)
+    and a mask of O(n d).
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        max_len: int | None = None,
+        budget: int = 256,
+        seed: int | None = None,
+        window: int | None = None,
+        global_tokens: tuple[int, ...] = (0,),
+        scale: float | None = None,
+    ) -> None:
+        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed, scale=scale)
+        self.window = max(1, budget // 2) if window is None else window
+        check_count("window", self.window)
+        if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in global_tokens):
+            raise ValueError(f"global_tokens must be positions, integers of at least 0, got {global_tokens!r}")
+        self.global_tokens = tuple(sorted(set(global_tokens)))
+
+    def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
+        size = min(self.window, query.shape[2])
+        grid, band = cut(query, key_mask, query_mask, size), window_band(size, self.window, query.device)
+        present = [token for token in self.global_tokens if token < query.shape[2]]
+        slots = torch.tensor(present, dtype=torch.long, device=query.device).expand(len(query), -1)  # (b, g)
+        everywhere = Selection(slots, grid.live.flatten(1).gather(1, slots)) if present else None
+        return Pattern(grid, window_blocks(grid), everywhere, band)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, window={self.window}, global_tokens={self.global_tokens}"
+
+
+class SparseTransformer(BlockSparse):
+    """Attention to the `stride` tokens on each side, and to every token at a multiple of `stride` from the query.
+
+    Child et al. (2019), section 4.3: the strided pattern, both parts in one head, made bidirectional by its mirror
+    image. Any token reaches any other in two steps. `stride` is budget / 2, so a query visits budget + 1 tokens nearby
+    and n / stride - 3 far ones: 286 of 4096 at a budget of 256. The paper advises a stride near sqrt(n). Exact where
+    the stride reaches all tokens, and at a stride of 1.
+    Time O(n (d + n / d) p), memory O(n (d + n / d)) for the scores of each head.
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        max_len: int | None = None,
+        budget: int = 256,
+        seed: int | None = None,
+        stride: int | None = None,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed, scale=scale)
+        self.stride = max(1, budget // 2) if stride is None else stride
+        check_count("stride", self.stride)
+
+    def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
+        size = min(self.stride, query.shape[2])
+        grid = cut(query, key_mask, query_mask, size)
+        return Pattern(grid, window_blocks(grid), band=window_band(size, self.stride, query.device), columns=True)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, stride={self.stride}"
+
+
+class BlockBert(BlockSparse):
+    """Attention from each block of queries to one block of keys, chosen by a permutation that differs between heads.
+
+    Qiu et al. (2020), section 3: block i of head j sees block i + shifts[j], cyclically, the shifts repeated over the
+    heads. `num_blocks` is by default the least for which a block has at most `budget` tokens: a query visits at most
+    256 keys at a budget of 256. Blocks are equally long but the last; tokens real as keys or as queries are cut. Exact
+    with one block. Time O(n d p), or O(n^2 p / num_blocks); memory O(n p).
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        max_len: int | None = None,
+        budget: int = 256,
+        seed: int | None = None,
+        num_blocks: int | None = None,
+        shifts: tuple[int, ...] = (0, 1),
+        scale: float | None = None,
+    ) -> None:
+        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed, scale=scale)
+        if num_blocks is not None:
+            check_count("num_blocks", num_blocks)
+        if not shifts or any(isinstance(shift, bool) or not isinstance(shift, int) for shift in shifts):
+            raise ValueError(f"shifts must be integers, one or more, got {shifts!r}")
+        self.num_blocks = num_blocks
+        self.shifts = tuple(shifts)
+
+    def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
+        b, h, n, _ = query.shape
+        real = torch.full((b, 1), n, device=query.device)
+        if key_mask is not None and query_mask is not None:
+            real = (key_mask | query_mask).sum(-1)
+        if self.num_blocks is None:
+            size, parts = min(self.budget, n), (-(-real // self.budget)).clamp(min=1)
+        else:
+            size, parts = -(-n // self.num_blocks), torch.full_like(real, self.num_blocks)
+        length = (-(-real // parts)).clamp(min=1)  # (b, 1)
+        grid = cut(query, key_mask, query_mask, size, length, min(self.num_blocks or 1, n))
+        shift = torch.tensor([self.shifts[head % len(self.shifts)] for head in range(h)], device=query.device)
+        block = torch.arange(grid.token.shape[1], device=query.device) + shift[:, None]  # (h, nb)
+        index = (block % grid.used.clamp(min=1)[..., None])[..., None]  # (b, h, nb, 1)
+        return Pattern(grid, Selection(index, torch.ones_like(index, dtype=torch.bool)))
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, budget={self.budget}, num_blocks={self.num_blocks}, shifts={self.shifts}"
