@@ -16,6 +16,8 @@ from skeinformer.attention import METHODS
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from skeinformer.records import Record, Value
+
 # the modules of the extra `lab`: a missing one is the user's to install, any other missing module is a defect
 LAB_MODULES = {"tyro", "rich", "transformers", "tokenizers", "safetensors", "matplotlib", "pyarrow"}
 TITLES = ("name", "paper", "cost", "masks", "cross attention", "random", "exact at full budget")
@@ -29,6 +31,24 @@ class Methods:
 
     json: bool = False
     """Print JSON with every field, for scripts."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Count the multiply-adds of one head of each method, beside the leading terms that the paper gives."""
+
+    lengths: tuple[int, ...] = (1024, 4096, 16384, 65536)
+    """Sequence lengths, in tokens."""
+    budget: int = 256
+    """The sketch size d, the same for every method."""
+    head_dim: int = 32
+    """The head width p."""
+    methods: tuple[str, ...] = ()
+    """Names of methods. Default: all."""
+    backward: bool = False
+    """Count the forward and backward pass of a training step too."""
+    json: bool = False
+    """Print one JSON record per line, with exact counts, for scripts."""
 
 
 class Command(NamedTuple):
@@ -82,7 +102,11 @@ def _commands() -> dict[str, Command]:
     def demo(options: Demo) -> None:
         print(run_demo(options), flush=True)
 
-    return {"demo": Command(Demo, demo), "methods": Command(Methods, print_methods)}
+    return {
+        "demo": Command(Demo, demo),
+        "methods": Command(Methods, print_methods),
+        "flops": Command(Flops, print_flops),
+    }
 
 
 def print_methods(options: Methods) -> None:
@@ -154,6 +178,77 @@ def methods_table(widths: Sequence[int]) -> "Table":
     for row in methods_rows():
         table.add_row(*map(Text, row))  # as Text, so that brackets are not read as markup
     return table
+
+
+def print_flops(options: Flops) -> None:
+    """Print counted and published multiply-adds as a table, or as one JSON record per line."""
+    from skeinformer.lab.flops import flop_records
+
+    records = flop_records(
+        methods=options.methods,
+        lengths=options.lengths,
+        budget=options.budget,
+        head_dim=options.head_dim,
+        backward=options.backward,
+    )
+    if options.json:
+        for record in records:
+            print(json.dumps(record), flush=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("counting"):
+        table = flops_table(list(records), options)
+    console = Console(highlight=False)
+    console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+    console.print(table)
+
+
+def flops_table(records: "Sequence[Record]", options: Flops) -> "Table":
+    """Millions of multiply-adds, a section for each length."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=f"millions of multiply-adds per head, d = {options.budget}, p = {options.head_dim}",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    titles = [
+        "n",
+        "method",
+        "forward",
+        *(["with backward"] if options.backward else []),
+        "paper's term",
+        "paper",
+        "ratio",
+    ]
+    for title in titles:
+        table.add_column(title, justify="left" if title in ("method", "paper's term") else "right", no_wrap=True)
+    last = None
+    for record in records:
+        if last is not None and record["n"] != last:
+            table.add_section()
+        last = record["n"]
+        both = [_millions(record["multiply_adds_with_backward"])] if options.backward else []
+        ratio = record["ratio"]
+        table.add_row(
+            f"{record['n']:,}",
+            str(record["method"]),
+            _millions(record["multiply_adds"]),
+            *both,
+            str(record["paper_term"] or ""),
+            _millions(record["paper"]),
+            f"{ratio:.3f}" if isinstance(ratio, float) else "",
+        )
+    return table
+
+
+def _millions(count: "Value") -> str:
+    return f"{count / 1e6:,.1f}" if isinstance(count, int | float) else ""
 
 
 def _fail(message: str, status: int = USER_ERROR) -> int:

@@ -5,8 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from skeinformer.attention.base import Attention
+from skeinformer.attention.block_sparse import BigBird, BlockBert, Longformer, SparseTransformer
 from skeinformer.attention.budget import choose_num_samples
 from skeinformer.attention.exact import Softmax, VMean
+from skeinformer.attention.informer import Informer
+from skeinformer.attention.linear import LinearTransformer, Performer
+from skeinformer.attention.linformer import Linformer
+from skeinformer.attention.nystrom import Nystromformer
+from skeinformer.attention.reformer import Reformer
 from skeinformer.attention.skein import Skeinformer, SkeinInfo, SkeinNoise, skein_attention
 from skeinformer.attention.sketched import Sketched
 from skeinformer.attention.virtual_keys import VirtualKeys
@@ -50,12 +56,106 @@ METHODS: dict[str, Method] = {
         options={"dropout": 0.1},
     ),
     "vmean": Method(VMean, "the mean of the values, a rank-one baseline", PAPER, "O(n p)", "no"),
+    "performer": Method(
+        Performer,
+        "positive orthogonal random features of the softmax kernel (FAVOR+)",
+        "Choromanski et al. 2021",
+        "O(n d p)",
+        "no",
+        random=True,
+    ),
+    "linear_transformer": Method(
+        LinearTransformer, "the kernel of features elu(x) + 1", "Katharopoulos et al. 2020", "O(n p^2)", "no"
+    ),
+    "nystromformer": Method(
+        Nystromformer,
+        "landmark means and an iterative pseudo-inverse; rows do not sum to one",
+        "Xiong et al. 2021",
+        "O(n d p + d^3)",
+        "d >= m",
+    ),
     "sketched": Method(
         Sketched,
         "D^-1 A S S^T V, or D^-1 S S^T A V, with any sketch S",
         PAPER,
         "O(n^2 p)",
         "no, unbiased",
+        random=True,
+    ),
+    "linformer": Method(
+        Linformer,
+        "softmax(s Q (E K)^T) F V over learned combinations of the keys and values",
+        "Wang et al. 2020",
+        "O(n d p)",
+        "no",
+    ),
+    "linformer_jlt": Method(
+        Sketched,
+        "D^-1 A S S^T V with Gaussian S, the unreduced form of Linformer",
+        "Wang et al. 2020",
+        "O(n^2 p)",
+        "no, unbiased",
+        random=True,
+        options={"sketch": "gaussian"},
+    ),
+    "informer": Method(
+        Informer,
+        "exact rows for the d queries of least flat attention, the mean of V for the others",
+        "Zhou et al. 2021",
+        "O(n d p)",
+        "d >= m",
+        masks="padding anywhere (drawn keys may be padded)",
+        random=True,
+    ),
+    "informer_mask": Method(
+        Informer,
+        "informer, its queries selected by real keys only",
+        PAPER,
+        "O(n d p)",
+        "d >= m",
+        random=True,
+        options={"masked_selection": True},
+    ),
+    "bigbird": Method(
+        BigBird,
+        "blocks of d / 4 tokens: 3 in a window, 3 random, the first and the last",
+        "Zaheer et al. 2020",
+        "O(n d p)",
+        "d >= m",
+        cross_attention=False,
+        random=True,
+    ),
+    "longformer": Method(
+        Longformer,
+        "a window of d tokens and global tokens",
+        "Beltagy et al. 2020",
+        "O(n d p)",
+        "d >= 2 m",
+        cross_attention=False,
+    ),
+    "sparse_transformer": Method(
+        SparseTransformer,
+        "a window of d tokens and every d/2-th token",
+        "Child et al. 2019",
+        "O(n (d + n / d) p)",
+        "d >= 2 m",
+        cross_attention=False,
+    ),
+    "blockbert": Method(
+        BlockBert,
+        "one block of at most d tokens, by a permutation for each head",
+        "Qiu et al. 2020",
+        "O(n d p)",
+        "d >= m",
+        cross_attention=False,
+    ),
+    "reformer": Method(
+        Reformer,
+        "locality-sensitive hashing with shared queries and keys: key is query",
+        "Kitaev et al. 2020",
+        "O(n d p)",
+        "no",
+        cross_attention=False,
         random=True,
     ),
     "skeinformer": _skein("column sampling, adaptive row normalization, pilot reutilization"),

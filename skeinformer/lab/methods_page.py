@@ -1,0 +1,158 @@
+"""The page about all methods, made from METHODS: `python -m skeinformer.lab.methods_page docs/methods.md`."""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
+
+from skeinformer.attention import METHODS, Method
+from skeinformer.attention.base import Attention
+
+COMMAND = "python -m skeinformer.lab.methods_page docs/methods.md"
+COMMON = ("head_dim", "max_len", "budget", "seed")
+PAGES = {"sketched": "sketches.md", "skeinformer": "skeinformer.md"}  # methods with a page of their own
+INTRODUCTION = """\
+# Methods
+
+Every attention of the table is `build(name, head_dim=..., max_len=None, budget=256, seed=None, **options)`: a module
+that takes query, key and value of shape (batch, heads, tokens, width), the masks `key_mask` and `query_mask` (boolean,
+True = real), and `noise` or `generator`. `budget` is the one size that is equal for all methods; each maps it to its
+own parameter. A caller's option wins over one that a row sets. `skein methods` prints the table;
+[flops.md](flops.md) counts the operations.
+
+```python
+import torch
+from skeinformer import build
+
+query, key, value = (torch.randn(2, 4, 100, 32) for _ in range(3))
+attention = build("skeinformer", head_dim=32, budget=64)
+output = attention(query, key, value, key_mask=torch.arange(100).expand(2, -1) < 80)    # (2, 4, 100, 32)
+```
+
+Letters: n tokens, m real tokens, p head width, d the budget, s the scale, 1/sqrt(p) unless given;
+A = exp(s Q K^T), D = diag(A 1)."""
+
+
+def page(methods: Mapping[str, Method] = METHODS) -> str:
+    """The whole page as Markdown: what all methods share, one table, and a section for each row."""
+    parts = [f"<!-- Made by `{COMMAND}`. Change the docstrings and METHODS, not this file. -->", INTRODUCTION]
+    parts.append(overview(methods))
+    first_of: dict[Callable[..., Attention], str] = {}
+    for name, method in methods.items():
+        first = first_of.setdefault(method.make, name)
+        parts += section(name, method, first, methods[first])
+    return "\n\n".join(parts) + "\n"
+
+
+def overview(methods: Mapping[str, Method]) -> str:
+    """A line for each method."""
+    rows = [
+        (
+            f"[`{name}`](#{name})",
+            method.summary,
+            method.paper,
+            method.cost,
+            method.exact,
+            method.masks,
+            _yes(method.cross_attention),
+            _yes(method.random),
+        )
+        for name, method in methods.items()
+    ]
+    return table(("name", "what", "paper", "time", "exact at full budget", "masks", "cross-attention", "random"), rows)
+
+
+def section(name: str, method: Method, first: str, first_method: Method) -> Iterator[str]:
+    """The parts of a method's section. A later row of the same class says what it sets, and refers to the first."""
+    yield f"## {name}"
+    yield escape(f"{_sentence(method.summary)} {method.paper}.")
+    if name != first:
+        before = dict(defaults(first_method))
+        settings = ", ".join(
+            f"`{option}={value!r}`"
+            for option, value in defaults(method)
+            if option in method.options or before.get(option, ...) != value
+        )
+        yield f"As [`{first}`](#{first}), with {settings or 'the same options'}."
+    else:
+        yield escape(inspect.getdoc(method.make) or "")
+        rows = list(option_rows(method))
+        yield table(("option", "values", "default"), rows) if rows else "No options of its own."
+    attention = "self- and cross-attention" if method.cross_attention else "self-attention only"
+    facts = [
+        f"Time: {method.cost}",
+        f"Exact at full budget: {method.exact}",
+        f"Masks: {method.masks}",
+        f"{'Random' if method.random else 'Deterministic'}, {attention}",
+    ]
+    yield "\n".join(f"- {escape(fact)}" for fact in facts)
+    if name in PAGES:
+        yield f"More in [{PAGES[name]}]({PAGES[name]})."
+
+
+def own_parameters(method: Method) -> list[inspect.Parameter]:
+    """The parameters of the constructor that are not common to all methods."""
+    parameters = inspect.signature(method.make, eval_str=True).parameters.values()
+    return [parameter for parameter in parameters if parameter.name not in COMMON]
+
+
+def defaults(method: Method) -> Iterator[tuple[str, object]]:
+    """Every option and its default: what the row sets, else what the constructor does."""
+    named = [parameter for parameter in own_parameters(method) if parameter.kind is not parameter.VAR_KEYWORD]
+    yield from {**{parameter.name: parameter.default for parameter in named}, **method.options}.items()
+
+
+def option_rows(method: Method) -> Iterator[tuple[str, str, str]]:
+    """Name, values and default of every option."""
+    chosen = dict(defaults(method))
+    for parameter in own_parameters(method):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            yield f"`**{parameter.name}`", "more options, by name", ""
+        else:
+            yield f"`{parameter.name}`", values(parameter.annotation), f"`{chosen[parameter.name]!r}`"
+
+
+def values(annotation: Any) -> str:
+    """What an option may be, in words: the choices of a Literal, or names of types."""
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{choice!r}`" for choice in get_args(annotation))
+    if isinstance(annotation, UnionType):
+        return " or ".join(values(part) for part in get_args(annotation))
+    if annotation is type(None):
+        return "`None`"
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [titles, ("---",) * len(titles), *(tuple(escape(cell).replace("|", r"\|") for cell in row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def escape(text: str) -> str:
+    """Text whose asterisks, tildes and angle brackets Markdown shows as they are; code keeps its own."""
+    parts = re.split(r"(`[^`]*`|^    .*$)", text, flags=re.MULTILINE)
+    return "".join(part if index % 2 else re.sub(r"([*~<])", r"\\\1", part) for index, part in enumerate(parts))
+
+
+def _sentence(text: str) -> str:
+    """With a capital at the start, unless that is a formula, and a full stop."""
+    return (text[0].upper() + text[1:] if text.split()[0].isalpha() else text) + "."
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+def main(arguments: list[str]) -> None:
+    """Write the page to the file given."""
+    if len(arguments) != 1:
+        raise SystemExit(f"expected one file to write, got {len(arguments)}: {COMMAND}")
+    Path(arguments[0]).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
