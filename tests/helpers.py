@@ -14,6 +14,7 @@ from tests import reference
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HEAD_DIM = 4
+MAX_LEN = 128  # above every length that a method with parameters for each position is asked for
 
 
 class Variant(NamedTuple):
@@ -22,8 +23,12 @@ class Variant(NamedTuple):
     method: str
     options: dict[str, Any]
 
-    def build(self, budget: int = 5, head_dim: int = HEAD_DIM, **options: Any) -> Attention:
-        return build(self.method, head_dim=head_dim, budget=budget, **{**self.options, **options})
+    def build(self, budget: int = 5, head_dim: int = HEAD_DIM, max_len: int = MAX_LEN, **options: Any) -> Attention:
+        """With the same parameters every time; torch's global state is left as it was."""
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            options = {**self.options, **options}
+            return build(self.method, head_dim=head_dim, max_len=max_len, budget=budget, **options)
 
 
 # every row of the table as it is, and the options that no row sets
@@ -34,31 +39,61 @@ VARIANTS: dict[str, Variant] = {
         for sketch in SKETCHES
         for side in ("columns", "rows")
     },
+    "linformer-two_projections": Variant("linformer", {"share_kv": False}),
+    "informer_mask-paper": Variant("informer_mask", {"sparsity": "paper"}),
+    "longformer-two_globals": Variant("longformer", {"global_tokens": (0, 6)}),
+    "reformer-across_buckets": Variant("reformer", {"across_buckets": True, "count_duplicates": True}),
     "skeinformer-few_pilots": Variant("skeinformer", {"num_pilots": 2}),
     "skeinformer-uniform-reuse": Variant("skeinformer", {"columns": "uniform"}),
     "skeinformer-simple-reuse": Variant("skeinformer", {"row_norm": "simple"}),
     "skeinformer-none-reuse": Variant("skeinformer", {"row_norm": "none"}),
     "skeinformer-none-uniform": Variant("skeinformer", {"row_norm": "none", "columns": "uniform"}),
 }
-SKETCHED = {name for name, variant in VARIANTS.items() if variant.method == "sketched"}
+
+
+def variants_of(*methods: str) -> set[str]:
+    """The names in VARIANTS of these rows, whatever their options."""
+    return {name for name, variant in VARIANTS.items() if variant.method in methods}
+
+
+SKETCHED = variants_of("sketched", "linformer_jlt")
 WITHOUT_NORM = {"skeinformer_no_norm", "skeinformer-none-reuse", "skeinformer-none-uniform"}
 # D^-1 A S S^T V and D^-1 S S^T A V are unbiased and do not normalize; dropped weights are made up for on average
 ROWS_SUM_TO_ONE_ON_AVERAGE = SKETCHED | WITHOUT_NORM | {"softmax_dropout"}
+# what a learned combination gives to the values sums to anything
+ROWS_ARE_LEARNED = variants_of("linformer")
+# with more keys than landmarks rows sum to one as far as the iterated inverse is one: see test_nystrom.py
+ROWS_ARE_INVERTED = variants_of("nystromformer")
+ROWS_DO_NOT_SUM_TO_ONE = ROWS_ARE_LEARNED | ROWS_ARE_INVERTED
 # the numbers that these sketches are made of belong to rows of a longer matrix, not to tokens: moving a token changes S
-BOUND_TO_POSITIONS = {f"sketched-{sketch}-{side}" for sketch in ("srht", "very_sparse") for side in ("columns", "rows")}
+LONGER_SKETCHES = {f"sketched-{sketch}-{side}" for sketch in ("srht", "very_sparse") for side in ("columns", "rows")}
+# as published the selection ignores the mask: padding is among the keys that queries are measured by
+PADDING_IS_DRAWN = variants_of("informer")
+# a projection has a row for each position, and a token that is moved meets another one
+BOUND_TO_POSITIONS = LONGER_SKETCHES | PADDING_IS_DRAWN | variants_of("linformer")
 # a sketch that mixes rows of A on the left has entries of size D_j / D_i: that is the method, and no half precision
 MIXES_ROWS = {
     name
     for name in SKETCHED
     if name.endswith("-rows") and name not in ("sketched-subsampling-rows", "sketched-subsampling_without-rows")
 }
+# patterns over the positions of one sequence: as many keys as queries
+SELF_ATTENTION = {name for name, variant in VARIANTS.items() if not METHODS[variant.method].cross_attention}
+# a query whose own key is padding stands after the last real token, in a block, column or chunk that may hold no key
+NEEDS_ITS_OWN_KEY = variants_of("blockbert", "sparse_transformer", "reformer")
+# keys are queries of unit length: the key must be the query itself, and what is padding as one is padding as the other
+SHARED_QK = variants_of("reformer")
+# the permutation of blocks is that of the head's number, modulo 2
+PATTERN_OF_THE_HEAD = variants_of("blockbert")
 RANDOM = [name for name, variant in VARIANTS.items() if METHODS[variant.method].random]
 DETERMINISTIC = [name for name in VARIANTS if name not in RANDOM]
-EXACT = [
-    name
+# the budget at which a method is exact, in multiples of the number of real keys
+EXACT_AT = {"always": 1, "in evaluation": 1, "d >= m": 1, "d >= 2 m": 2}
+EXACT = {
+    name: EXACT_AT[METHODS[variant.method].exact]
     for name, variant in VARIANTS.items()
-    if METHODS[variant.method].exact in ("always", "in evaluation", "d >= m") and name not in WITHOUT_NORM
-]
+    if METHODS[variant.method].exact in EXACT_AT and name not in WITHOUT_NORM
+}
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -87,6 +122,31 @@ def tensors(
         (k * math.sqrt(peak)).to(dtype).requires_grad_(),
         v.to(dtype).requires_grad_(),
     )
+
+
+def inputs_for(
+    name: str, b: int = 2, h: int = 2, n: int = 11, n_k: int | None = None, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`tensors` that the variant takes: as many keys as queries, or the query as key, where it can take no other."""
+    q, k, v = tensors(b, h, n, n if name in SELF_ATTENTION else n_k, **options)
+    return (q, q, v) if name in SHARED_QK else (q, k, v)
+
+
+def map_inputs(change: Callable[[Tensor], Tensor], inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """The same change of q, k and v; a key that is the query stays the query."""
+    q, k, v = inputs
+    query = change(q)
+    return query, query if k is q else change(k), change(v)
+
+
+def masks_for(name: str, key_mask: Tensor, query_mask: Tensor | None = None) -> dict[str, Tensor | None]:
+    """The masks given; that of the keys for both where the variant needs a key for every query."""
+    return {"key_mask": key_mask, "query_mask": key_mask if name in NEEDS_ITS_OWN_KEY else query_mask}
+
+
+def clear(output: Tensor, query_mask: Tensor | None) -> Tensor:
+    """The output with zeros in the rows of padded queries."""
+    return output if query_mask is None else output * query_mask[:, None, :, None]
 
 
 def copies(x: Tensor, count: int) -> Tensor:
@@ -169,6 +229,14 @@ def dense_exact(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None)
     if key_mask is not None:
         scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
     return scores.softmax(-1) @ v.double()
+
+
+def dense_shared(q: Tensor, v: Tensor) -> Tensor:
+    """Attention of q to the other tokens with keys q / |q|, what Reformer approximates; n > 1."""
+    q = q.double()
+    scores = q @ torch.nn.functional.normalize(q, dim=-1).mT / math.sqrt(q.shape[-1])
+    itself = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
+    return scores.masked_fill(itself, -torch.inf).softmax(-1) @ v.double()
 
 
 def relative_error(output: Tensor, truth: Tensor) -> Tensor:

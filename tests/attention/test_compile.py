@@ -8,7 +8,18 @@ import torch
 from torch import Tensor, fx
 
 from skeinformer import METHODS, build, skein_attention
-from tests.helpers import RANDOM, VARIANTS, draw, generator, gradients, lengths_mask, random_mask, tensors
+from tests.helpers import (
+    RANDOM,
+    VARIANTS,
+    draw,
+    generator,
+    gradients,
+    inputs_for,
+    lengths_mask,
+    map_inputs,
+    random_mask,
+    tensors,
+)
 
 
 class Backend:
@@ -42,8 +53,8 @@ def masks_of(b: int, n: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_equals_eager_with_gradients_and_compiles_once_for_all_masks(name: str) -> None:
-    q, k, v = tensors(2, 2, 9, dtype=torch.float32)
-    module = build(name, head_dim=4, budget=4)
+    q, k, v = inputs_for(name, 2, 2, 9, dtype=torch.float32)
+    module = VARIANTS[name].build(budget=4)
     noise = draw(module, q, k)
     backend = Backend()
     compiled = torch.compile(module, fullgraph=True, backend=backend)
@@ -60,18 +71,18 @@ def test_equals_eager_with_gradients_and_compiles_once_for_all_masks(name: str) 
 @pytest.mark.parametrize("name", METHODS)
 def test_drawing_compiles_too(name: str) -> None:
     """Without a generator the numbers come from torch's global state, inside the graph; without masks too."""
-    q, k, v = (x.detach() for x in tensors(2, 2, 9, dtype=torch.float32))
+    q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, 9, dtype=torch.float32))
     backend = Backend("eager")
-    compiled = torch.compile(build(name, head_dim=4, budget=3), fullgraph=True, backend=backend)
+    compiled = torch.compile(VARIANTS[name].build(budget=3), fullgraph=True, backend=backend)
     first, second = compiled(q, k, v), compiled(q, k, v)
     assert torch.equal(first, second) == (name not in RANDOM)
     assert first.shape == v.shape
     assert backend.compilations == 1
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith(("sketched-", "skeinformer-"))])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in METHODS])
 def test_options_compile_in_one_graph(name: str) -> None:
-    q, k, v = (x.detach() for x in tensors(2, 2, 9, dtype=torch.float32))
+    q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, 9, dtype=torch.float32))
     module = VARIANTS[name].build(budget=4)
     noise = draw(module, q, k)
     compiled = torch.compile(module, fullgraph=True, backend="eager")
@@ -107,12 +118,12 @@ def test_info_compiles() -> None:
 @pytest.mark.parametrize("given", [True, False], ids=["noise given", "noise drawn"])
 def test_lengths_need_no_graph_of_their_own(name: str, given: bool) -> None:
     """With the defaults of torch.compile a second length makes the length symbolic, and that graph serves all."""
-    module = build(name, head_dim=4, budget=4).eval()
+    module = VARIANTS[name].build(budget=4).eval()
     backend = Backend("eager")
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     for n in (37, 50, 61, 90):
-        q, k, v = (x.detach() for x in tensors(2, 2, n, n + 3, dtype=torch.float32))
-        masks = {"key_mask": random_mask(2, n + 3), "query_mask": random_mask(2, n)}
+        q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, n, n + 3, dtype=torch.float32))
+        masks = {"key_mask": random_mask(2, k.shape[2]), "query_mask": random_mask(2, n)}
         noise = draw(module, q, k) if given else None
         output = compiled(q, k, v, noise=noise, **masks)
         if given:
@@ -135,8 +146,8 @@ def test_autocast_compiles() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_inductor(name: str) -> None:
-    q, k, v = tensors(2, 2, 9, dtype=torch.float32)
-    module = build(name, head_dim=4, budget=4)
+    q, k, v = inputs_for(name, 2, 2, 9, dtype=torch.float32)
+    module = VARIANTS[name].build(budget=4)
     noise = draw(module, q, k)
     mask = random_mask(2, 9)
     masks = {"key_mask": mask, "query_mask": mask}

@@ -7,23 +7,31 @@ import pickle
 import pytest
 import torch
 
-from skeinformer.attention import METHODS
+from skeinformer.attention import METHODS, build
 from tests.helpers import (
     DTYPES,
     EXACT,
+    EXACT_AT,
     HEAD_DIM,
     MIXES_ROWS,
+    ROWS_DO_NOT_SUM_TO_ONE,
     ROWS_SUM_TO_ONE_ON_AVERAGE,
+    SHARED_QK,
     SKETCHED,
     VARIANTS,
     WITHOUT_NORM,
+    clear,
     copies,
     dense_exact,
+    dense_shared,
     draw,
     exact,
     generator,
     gradients,
+    inputs_for,
     lengths_mask,
+    map_inputs,
+    masks_for,
     random_mask,
     relative_error,
     tensors,
@@ -33,7 +41,12 @@ from tests.helpers import (
 # difference sees them move. Their gradients are compared with the transcription, at fixed p, in test_skein.py.
 WEIGHTS_MOVE = {"skeinformer_no_norm", "skeinformer-none-reuse"}
 # no sketch size
-NO_BUDGET = {"softmax", "softmax_dropout", "vmean"}
+NO_BUDGET = {"softmax", "softmax_dropout", "vmean", "linear_transformer"}
+# Means of neighbours say little where tokens have no order, and the error that the iterated inverse leaves does not
+# fall with the landmarks; on a smooth sequence it does, in test_nystrom.py.
+NEEDS_SMOOTH_TOKENS = {"nystromformer"}
+# as few blocks as the budget allows, equally long: two for every budget from a half of the tokens to all but one
+STEPS_OF_BLOCKS = {"blockbert"}
 
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
@@ -43,7 +56,7 @@ every_variant = pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("shape", [(11, 11, HEAD_DIM), (1, 1, HEAD_DIM), (1, 7, 3), (7, 1, 6)])
 def test_shape_dtype_and_finite_gradients(name: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     n, n_k, p_v = shape
-    q, k, v = tensors(2, 3, n, n_k, p_v=p_v, dtype=dtype)
+    q, k, v = inputs_for(name, 2, 3, n, n_k, p_v=p_v, dtype=dtype)
     output = VARIANTS[name].build()(q, k, v, generator=generator())
     assert output.shape == (2, 3, n, p_v)
     assert output.dtype == dtype
@@ -57,14 +70,14 @@ def test_shape_dtype_and_finite_gradients(name: str, dtype: torch.dtype, shape: 
 @every_variant
 def test_one_example_and_one_head(name: str) -> None:
     """No dimension of size one is squeezed away."""
-    q, k, v = tensors(1, 1, 6)
+    q, k, v = inputs_for(name, 1, 1, 6)
     assert VARIANTS[name].build()(q, k, v, generator=generator()).shape == (1, 1, 6, HEAD_DIM)
 
 
 @every_variant
 def test_output_is_memory_of_its_own(name: str) -> None:
     """A caller may add to it in place, as to any layer's output."""
-    q, k, v = (x.detach() for x in tensors(2, 2, 6))
+    q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, 6))
     kept = q.clone(), k.clone(), v.clone()
     module = VARIANTS[name].build()
     output = module(q, k, v, generator=generator())
@@ -76,24 +89,29 @@ def test_output_is_memory_of_its_own(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(VARIANTS) - WEIGHTS_MOVE))
 @pytest.mark.parametrize("masked", [False, True])
 def test_gradcheck(name: str, masked: bool) -> None:
-    q, k, v = tensors(1, 2, 4, 5, p=2, p_v=3, seed=3)
+    q, k, v = inputs_for(name, 1, 2, 4, 5, p=2, p_v=3, seed=3)
     module = VARIANTS[name].build(budget=3, head_dim=2)
     noise = draw(module, q, k)
     masks = {}
     if masked:
         masks = {
-            "key_mask": torch.tensor([[True, False, True, True, True]]),
+            "key_mask": torch.tensor([[True, False, True, True, True]])[:, : k.shape[2]],
             "query_mask": torch.tensor([[True, True, False, True]]),
         }
-    assert torch.autograd.gradcheck(lambda *x: module(*x, noise=noise, **masks), (q, k, v))
+    if name in SHARED_QK:
+        assert torch.autograd.gradcheck(lambda q, v: module(q, q, v, noise=noise, **masks), (q, v))
+    else:
+        assert torch.autograd.gradcheck(lambda *x: module(*x, noise=noise, **masks), (q, k, v))
 
 
-@pytest.mark.parametrize("name", sorted(set(VARIANTS) - ROWS_SUM_TO_ONE_ON_AVERAGE))
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - ROWS_SUM_TO_ONE_ON_AVERAGE - ROWS_DO_NOT_SUM_TO_ONE))
 def test_rows_sum_to_one(name: str) -> None:
-    q, k, v = tensors(3, 2, 9, 12, peak=5)
-    key_mask = random_mask(3, 12)
-    output = VARIANTS[name].build()(q, k, torch.ones_like(v), key_mask=key_mask, generator=generator())
-    torch.testing.assert_close(output, torch.ones_like(output), rtol=1e-12, atol=1e-12)
+    q, k, v = inputs_for(name, 3, 2, 9, 12, peak=5)
+    key_mask = random_mask(3, k.shape[2])
+    masks = masks_for(name, key_mask)
+    output = VARIANTS[name].build()(q, k, torch.ones_like(v), generator=generator(), **masks)
+    expected = clear(torch.ones_like(output), masks["query_mask"])
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(ROWS_SUM_TO_ONE_ON_AVERAGE))
@@ -112,14 +130,15 @@ def test_rows_sum_to_one_on_average(name: str, masked: bool) -> None:
     assert ((output.mean(0) - 1).abs() <= 4 * standard_error + 1e-12).all()
 
 
-@pytest.mark.parametrize("name", sorted(set(VARIANTS) - NO_BUDGET))
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - NO_BUDGET - NEEDS_SMOOTH_TOKENS))
 def test_error_falls_as_the_budget_grows(name: str) -> None:
     """From a sixth of the keys on: with fewer, adaptive row normalization is still near V-mean, where it starts."""
     draws = 60
-    q, k, v = (copies(x, draws) for x in tensors(1, 1, 48, dtype=torch.float32))
-    truth = dense_exact(q, k, v)
+    inputs = inputs_for(name, 1, 1, 48, dtype=torch.float32)
+    q, k, v = map_inputs(lambda x: copies(x, draws), inputs)
+    truth = dense_shared(q, v) if name in SHARED_QK else dense_exact(q, k, v)
     errors = []
-    for budget in (8, 24, 40):
+    for budget in (8, 24, 48 if name in STEPS_OF_BLOCKS else 40):
         output = VARIANTS[name].build(budget=budget)(q, k, v, generator=generator(budget))
         errors.append(relative_error(output, truth)[:, 0].mean().item())
     assert errors[0] > errors[1] > errors[2]
@@ -130,15 +149,15 @@ def test_error_falls_as_the_budget_grows(name: str) -> None:
 @pytest.mark.parametrize("budget", [9, 40])
 def test_exact_at_full_budget(name: str, case: str, budget: int) -> None:
     """d >= m gives exact attention in values and gradients; 9 is the largest number of real keys here."""
-    key_mask, query_mask = lengths_mask([9, 4], 12).flip(1), random_mask(2, 10, seed=1)
-    q, k, v = tensors(2, 2, 10, 12, p_v=3, peak=5e3 if case == "logits_of_1e4" else 3)
+    q, k, v = inputs_for(name, 2, 2, 10, 12, p_v=3, peak=5e3 if case == "logits_of_1e4" else 3)
+    masks = masks_for(name, lengths_mask([9, 4], k.shape[2]).flip(1), random_mask(2, 10, seed=1))
     if case == "zero_values":
-        v = v.detach().index_fill(2, torch.tensor([1, 4, 10]), 0).requires_grad_()
+        v = v.detach().index_fill(2, torch.tensor([1, 4, 9]), 0).requires_grad_()
     if case == "all_values_zero":
         v = torch.zeros_like(v).requires_grad_()
-    module = VARIANTS[name].build(budget=budget).eval()
-    output = module(q, k, v, key_mask=key_mask, query_mask=query_mask, generator=generator())
-    expected = exact(q, k, v, key_mask, query_mask)
+    module = VARIANTS[name].build(budget=budget * EXACT[name]).eval()
+    output = module(q, k, v, generator=generator(), **masks)
+    expected = exact(q, k, v, **masks)
     if case == "logits_of_1e4":
         assert (q @ k.mT / 2).abs().max() > 1e4
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-11)
@@ -150,13 +169,13 @@ def test_exact_at_full_budget(name: str, case: str, budget: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_exact_at_full_budget_in_every_precision(name: str, dtype: torch.dtype) -> None:
     key_mask = random_mask(2, 40)
-    q, k, v = tensors(2, 2, 40, p=16, dtype=dtype, peak=2)
-    module = VARIANTS[name].build(budget=40, head_dim=16).eval()
-    output = module(q, k, v, key_mask=key_mask, generator=generator())
+    q, k, v = inputs_for(name, 2, 2, 40, p=16, dtype=dtype, peak=2)
+    module = VARIANTS[name].build(budget=40 * EXACT[name], head_dim=16).eval()
+    masks = masks_for(name, key_mask)
+    output = module(q, k, v, generator=generator(), **masks)
+    expected = clear(dense_exact(q, k, v, key_mask), masks["query_mask"])
     tolerance = 20 * torch.finfo(dtype).eps
-    torch.testing.assert_close(
-        output.double(), dense_exact(q, k, v, key_mask), rtol=tolerance, atol=tolerance, check_dtype=False
-    )
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +183,9 @@ def test_exact_at_full_budget_in_every_precision(name: str, dtype: torch.dtype) 
     [(name, dtype) for name in VARIANTS for dtype in DTYPES if not (name in MIXES_ROWS and dtype == torch.float16)],
 )
 def test_logits_of_1e4_are_finite_forward_and_backward(name: str, dtype: torch.dtype) -> None:
-    q, k, v = tensors(2, 2, 9, 11, dtype=dtype, peak=5e3)
+    q, k, v = inputs_for(name, 2, 2, 9, 11, dtype=dtype, peak=5e3)
     assert (q.double() @ k.double().mT / 2).abs().max() > 1e4
-    mask = random_mask(2, 11)
+    mask = random_mask(2, k.shape[2])
     output = VARIANTS[name].build()(q, k, v, key_mask=mask, generator=generator())
     assert output.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients(output, (q, k, v)))
@@ -175,29 +194,31 @@ def test_logits_of_1e4_are_finite_forward_and_backward(name: str, dtype: torch.d
 @every_variant
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_is_as_if_inputs_were_cast(name: str, dtype: torch.dtype) -> None:
-    q, k, v = tensors(2, 2, 9, dtype=torch.float32)
+    inputs = inputs_for(name, 2, 2, 9, dtype=torch.float32)
+    q, k, v = inputs
     module = VARIANTS[name].build()
     noise = draw(module, q, k)
     with torch.autocast("cpu", dtype=dtype):
         output = module(q, k, v, noise=noise)
     assert output.dtype == dtype
-    assert torch.equal(output, module(q.to(dtype), k.to(dtype), v.to(dtype), noise=noise))
+    assert torch.equal(output, module(*map_inputs(lambda x: x.to(dtype), inputs), noise=noise))
     assert all(gradient.isfinite().all() for gradient in gradients(output, (q, k, v)))
 
 
 @every_variant
 def test_inference_mode(name: str) -> None:
-    q, k, v = (x.detach() for x in tensors(2, 2, 9))
+    q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, 9))
     module = VARIANTS[name].build()
     noise = draw(module, q, k)
     with torch.inference_mode():
         output = module(q, k, v, noise=noise)
-    assert torch.equal(output, module(q, k, v, noise=noise))
+    with torch.no_grad():
+        assert torch.equal(output, module(q, k, v, noise=noise))
 
 
 @every_variant
 def test_state_survives_a_round_trip(name: str) -> None:
-    q, k, v = tensors(2, 2, 9)
+    q, k, v = inputs_for(name, 2, 2, 9)
     module = VARIANTS[name].build(seed=3)
     twin = VARIANTS[name].build(seed=3)
     twin.load_state_dict(module.state_dict())
@@ -211,11 +232,11 @@ def test_state_survives_a_round_trip(name: str) -> None:
 @every_variant
 def test_inputs_of_any_layout(name: str) -> None:
     """Heads split from one projection are a transposed view; a caller need not make them contiguous."""
-    q, k, v = (x.detach() for x in tensors(2, 3, 9))
+    q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 3, 9))
     module = VARIANTS[name].build()
     noise = draw(module, q, k)
-    views = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    strided = [torch.stack((x, x), -1)[..., 0] for x in (q, k, v)]
+    views = map_inputs(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), (q, k, v))
+    strided = map_inputs(lambda x: torch.stack((x, x), -1)[..., 0], (q, k, v))
     expected = module(q, k, v, noise=noise)
     for inputs in (views, strided):
         torch.testing.assert_close(module(*inputs, noise=noise), expected, rtol=1e-12, atol=1e-12)
@@ -228,14 +249,34 @@ def test_table_says_what_is_random_and_what_is_exact(name: str) -> None:
     assert method.summary
     assert method.paper
     assert method.cost.startswith("O(")
-    assert method.exact in ("always", "in evaluation", "d >= m", "no", "no, unbiased")
+    assert method.exact in (*EXACT_AT, "no", "no, unbiased")
     assert (method.exact == "no, unbiased") == (name in SKETCHED | WITHOUT_NORM)
 
 
-@pytest.mark.parametrize("name", sorted(set(VARIANTS) - ROWS_SUM_TO_ONE_ON_AVERAGE))
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - ROWS_SUM_TO_ONE_ON_AVERAGE - ROWS_DO_NOT_SUM_TO_ONE))
 def test_half_precision_statistics_are_float32(name: str) -> None:
     """On equal values the half-precision result is as near 1 as rounding allows: counts and sums are wide."""
     n = 3001  # not a bfloat16 number
-    q, k, v = (x.detach() for x in tensors(1, 1, n, dtype=torch.bfloat16))
+    q, k, v = map_inputs(torch.detach, inputs_for(name, 1, 1, n, dtype=torch.bfloat16))
     output = VARIANTS[name].build()(q, k, torch.ones_like(v), generator=generator())
     torch.testing.assert_close(output.float(), torch.ones(output.shape), rtol=0, atol=2 * torch.finfo(v.dtype).eps)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("n", [1, 7, 64, 1000, pytest.param(4096, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_any_length_at_the_budget_of_the_paper(name: str, n: int, masked: bool) -> None:
+    """One call builds each of them for sequences of up to 4096 tokens: forward and backward, parameters included."""
+    module = build(name, head_dim=32, max_len=4096, budget=256)
+    q, k, v = inputs_for(name, 2, 2, n, p=32, dtype=torch.float32)
+    mask = random_mask(2, n) if masked else None
+    output = module(q, k, v, key_mask=mask, query_mask=mask, generator=generator())
+    assert output.shape == (2, 2, n, 32)
+    assert output.isfinite().all()
+    inputs = (*{id(x): x for x in (q, k, v)}.values(), *module.parameters())
+    found = gradients(output, inputs)
+    assert all(gradient.isfinite().all() for gradient in found)
+    if mask is not None:
+        padding = ~mask[:, None, :, None]
+        assert (output.masked_select(padding) == 0).all()
+        assert all((gradient.masked_select(padding) == 0).all() for gradient in found if gradient.dim() == 4)

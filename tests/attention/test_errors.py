@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from skeinformer import METHODS, SkeinNoise, build, skein_attention
-from tests.helpers import generator, tensors
+from tests.helpers import SHARED_QK, VARIANTS, generator, inputs_for, tensors
 
 Q, K, V = (x.detach() for x in tensors(2, 3, 5, 7, p=4, p_v=6))
 MASK = torch.ones(2, 7, dtype=torch.bool)
@@ -20,7 +20,7 @@ def call_function(q: Any, k: Any, v: Any, **options: Any) -> Tensor:
 
 
 def call_module(name: str) -> Callable[..., Tensor]:
-    return build(name, head_dim=4, budget=3)
+    return VARIANTS[name].build(budget=3)
 
 
 CALLS = {"skein_attention": call_function, **{name: call_module(name) for name in METHODS}}
@@ -125,7 +125,7 @@ def test_masks(call: Callable[..., Tensor], case: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_head_width_of_a_module(name: str) -> None:
-    module = build(name, head_dim=8)
+    module = VARIANTS[name].build(head_dim=8)
     with pytest.raises(
         ValueError, match=re.escape("query has head width 4, but this module was built with self.head_dim=8")
     ):
@@ -197,13 +197,34 @@ def test_unknown_option_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.random])
 def test_noise_of_another_shape(name: str) -> None:
-    module = build(name, head_dim=4, budget=3)
-    noise = module.draw_noise(Q[:1], K[:1], lambda *shape, dtype=torch.float32: torch.rand(1, 3, *shape, dtype=dtype))
+    module = VARIANTS[name].build(budget=3)
+    q, k, v = inputs_for(name, 2, 3, 5, 7)
+    noise = module.draw_noise(q[:1], k[:1], lambda *shape, dtype=torch.float32: torch.rand(1, 3, *shape, dtype=dtype))
     assert noise is not None
     with pytest.raises(ValueError, match=r"noise has shapes .*; draw it with the module.s sample_noise"):
-        module(Q, K, V, noise=noise)
+        module(q, k, v, noise=noise)
     with pytest.raises(ValueError, match="noise has shapes"):
-        module(Q[:1], K[:1], V[:1], noise=(*noise, noise[0]))
+        module(q[:1], k[:1], v[:1], noise=(*noise, noise[0]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_cross_attention(name: str) -> None:
+    """Works, or says before any number is drawn why it does not and what to do: as the table has it."""
+    module, source = VARIANTS[name].build(budget=3), generator(1)
+    if METHODS[name].cross_attention:
+        assert module(Q, K, V, generator=source).shape == (2, 3, 5, 6)
+        return
+    before = source.get_state()
+    message = "pass the queries twice" if name in SHARED_QK else "query has 5 tokens and key 7.*needs the same number"
+    with pytest.raises(ValueError, match=message):
+        module(Q, K, V, generator=source)
+    assert torch.equal(source.get_state(), before)
+
+
+@pytest.mark.parametrize("name", sorted(SHARED_QK))
+def test_a_key_that_is_not_the_query(name: str) -> None:
+    with pytest.raises(ValueError, match="key is another tensor than query; tie the two projections"):
+        VARIANTS[name].build(budget=3)(Q, Q.clone(), V[:, :, :5])
 
 
 def test_noise_for_a_method_that_takes_none() -> None:

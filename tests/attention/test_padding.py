@@ -9,13 +9,21 @@ from torch import Tensor
 from tests.helpers import (
     BOUND_TO_POSITIONS,
     HEAD_DIM,
+    PATTERN_OF_THE_HEAD,
+    ROWS_ARE_LEARNED,
+    SELF_ATTENTION,
+    SHARED_QK,
     SKETCHED,
     VARIANTS,
+    clear,
     draw,
     generator,
     gradients,
+    inputs_for,
     lengths_mask,
+    map_inputs,
     map_noise,
+    masks_for,
     random_mask,
     tensors,
 )
@@ -37,13 +45,17 @@ def garbage(x: Tensor, mask: Tensor, content: float) -> Tensor:
     [(0.0, torch.float64), (math.nan, torch.float64), (math.nan, torch.bfloat16), (math.inf, torch.float16)],
 )
 def test_contents_of_padding_change_nothing(name: str, content: float, dtype: torch.dtype) -> None:
-    q, k, v = tensors(3, 2, N, N_K, p_v=3, dtype=dtype)
-    key_mask, query_mask = random_mask(3, N_K, seed=1), random_mask(3, N, seed=2)
+    q, k, v = inputs_for(name, 3, 2, N, N_K, p_v=3, dtype=dtype)
+    key_mask, query_mask = random_mask(3, k.shape[2], seed=1), random_mask(3, N, seed=2)
+    if name in SHARED_QK:  # what is padding as a key and real as a query is no padding
+        query_mask = key_mask
     module = VARIANTS[name].build()
     noise = draw(module, q, k)
     masks = {"key_mask": key_mask, "query_mask": query_mask}
     expected = module(q, k, v, noise=noise, **masks)
-    dirty = garbage(q, query_mask, content), garbage(k, key_mask, content), garbage(v, key_mask, content)
+    dirty_query = garbage(q, query_mask, content)
+    dirty_key = dirty_query if k is q else garbage(k, key_mask, content)
+    dirty = dirty_query, dirty_key, garbage(v, key_mask, content)
     output = module(*dirty, noise=noise, **masks)
     assert torch.equal(output, expected)
     assert (output.masked_select(~query_mask[:, None, :, None]) == 0).all()
@@ -64,12 +76,15 @@ def move(x: Tensor, dim: int, positions: Tensor, n: int) -> Tensor:
 @pytest.mark.parametrize("name", sorted(set(VARIANTS) - BOUND_TO_POSITIONS))
 def test_place_of_padding_changes_nothing(name: str) -> None:
     """Real tokens in the same order with padding between them, their noise moved along."""
-    q, k, v = (x.detach() for x in tensors(2, 2, N, N_K))
-    module = VARIANTS[name].build()
+    q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, N, N_K))
+    # two tokens in a chunk of Reformer: as many rotations as chunks, a number that is no length either
+    module = VARIANTS[name].build(budget=8 if name in SHARED_QK else 5)
     noise = draw(module, q, k)
     n, n_k = N + 6, N_K + 9
     query_at = torch.randperm(n, generator=generator(1))[:N].sort().values
     key_at = torch.randperm(n_k, generator=generator(2))[:N_K].sort().values
+    if name in SELF_ATTENTION:
+        n_k, key_at = n, query_at
 
     def move_noise(u: Tensor) -> Tensor:
         for dim in range(2, u.ndim):
@@ -79,15 +94,22 @@ def test_place_of_padding_changes_nothing(name: str) -> None:
                 u = move(u, dim, key_at, n_k)
         return u
 
+    moved_noise = map_noise(noise, move_noise)
+    moved_query = move(q, 2, query_at, n)
+    moved_key = moved_query if k is q else move(k, 2, key_at, n_k)
+    if name in SHARED_QK:  # rotations belong to no token: a longer sequence has more of them, after the others
+        more = draw(module, moved_query, moved_key, seed=7)[0]
+        moved_noise = (torch.cat([noise[0], more[:, :, noise[0].shape[2] :]], 2),)
+
     query_mask, key_mask = torch.zeros(2, n, dtype=torch.bool), torch.zeros(2, n_k, dtype=torch.bool)
     query_mask[:, query_at], key_mask[:, key_at] = True, True
     output = module(
-        move(q, 2, query_at, n),
-        move(k, 2, key_at, n_k),
+        moved_query,
+        moved_key,
         move(v, 2, key_at, n_k),
         query_mask=query_mask,
         key_mask=key_mask,
-        noise=map_noise(noise, move_noise),
+        noise=moved_noise,
     )
     torch.testing.assert_close(output[:, :, query_at], module(q, k, v, noise=noise), rtol=1e-11, atol=1e-12)
 
@@ -95,8 +117,8 @@ def test_place_of_padding_changes_nothing(name: str) -> None:
 @every_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_example_alone_is_the_example_in_its_batch(name: str, dtype: torch.dtype) -> None:
-    q, k, v = tensors(3, 2, N, N_K, dtype=dtype)
-    key_mask, query_mask = lengths_mask([N_K, 2, 7], N_K), lengths_mask([N, 1, 6], N)
+    q, k, v = inputs_for(name, 3, 2, N, N_K, dtype=dtype)
+    key_mask, query_mask = lengths_mask([k.shape[2], 2, 7], k.shape[2]), lengths_mask([N, 1, 6], N)
     module = VARIANTS[name].build()
     noise = draw(module, q, k)
     together = module(q, k, v, key_mask=key_mask, query_mask=query_mask, noise=noise)
@@ -104,9 +126,7 @@ def test_an_example_alone_is_the_example_in_its_batch(name: str, dtype: torch.dt
     for i in range(3):
         at = slice(i, i + 1)
         alone = module(
-            q[at],
-            k[at],
-            v[at],
+            *map_inputs(lambda x, at=at: x[at], (q, k, v)),
             key_mask=key_mask[at],
             query_mask=query_mask[at],
             noise=map_noise(noise, lambda u, at=at: u[at]),
@@ -116,14 +136,13 @@ def test_an_example_alone_is_the_example_in_its_batch(name: str, dtype: torch.dt
 
 @every_variant
 def test_heads_are_independent(name: str) -> None:
-    q, k, v = tensors(2, 4, N, N_K)
-    mask = random_mask(2, N_K)
+    q, k, v = inputs_for(name, 2, 4, N, N_K)
+    mask = random_mask(2, k.shape[2])
     module = VARIANTS[name].build()
     noise = draw(module, q, k)
-    order = torch.tensor([2, 0, 3, 1])
-    shuffled = module(
-        q[:, order], k[:, order], v[:, order], key_mask=mask, noise=map_noise(noise, lambda u: u[:, order])
-    )
+    order = torch.tensor([2, 3, 0, 1] if name in PATTERN_OF_THE_HEAD else [2, 0, 3, 1])
+    inputs = map_inputs(lambda x: x[:, order], (q, k, v))
+    shuffled = module(*inputs, key_mask=mask, noise=map_noise(noise, lambda u: u[:, order]))
     expected = module(q, k, v, key_mask=mask, noise=noise)[:, order]
     torch.testing.assert_close(shuffled, expected, rtol=1e-12, atol=1e-12)
 
@@ -134,8 +153,8 @@ def test_heads_are_independent(name: str) -> None:
 def test_a_broken_example_leaves_its_batch_mates_alone(
     name: str, content: float, which: int, dtype: torch.dtype
 ) -> None:
-    inputs = tensors(3, 2, N, N_K, dtype=dtype)
-    broken = [x.detach().clone() for x in inputs]
+    inputs = inputs_for(name, 3, 2, N, N_K, dtype=dtype)
+    broken = map_inputs(lambda x: x.detach().clone(), inputs)
     broken[which][1, 0, 4, 2] = content
     broken_inputs = tuple(x.requires_grad_() for x in broken)
     module = VARIANTS[name].build()
@@ -150,8 +169,8 @@ def test_a_broken_example_leaves_its_batch_mates_alone(
 @every_variant
 def test_a_fully_padded_example_is_zero(name: str) -> None:
     """No real key, no real query, or neither: exact zeros and zero gradients, and nothing for the others."""
-    q, k, v = tensors(4, 2, N, N_K)
-    key_mask, query_mask = torch.ones(4, N_K, dtype=torch.bool), torch.ones(4, N, dtype=torch.bool)
+    q, k, v = inputs_for(name, 4, 2, N, N_K)
+    key_mask, query_mask = torch.ones(4, k.shape[2], dtype=torch.bool), torch.ones(4, N, dtype=torch.bool)
     key_mask[[0, 2]] = False
     query_mask[[1, 2]] = False
     module = VARIANTS[name].build()
@@ -161,28 +180,30 @@ def test_a_fully_padded_example_is_zero(name: str) -> None:
     for gradient in gradients(output, (q, k, v)):
         assert (gradient[:3] == 0).all()
         assert gradient[3].isfinite().all()
-    alone = module(q[3:], k[3:], v[3:], noise=map_noise(noise, lambda u: u[3:]))
+    alone = module(*map_inputs(lambda x: x[3:], (q, k, v)), noise=map_noise(noise, lambda u: u[3:]))
     torch.testing.assert_close(output[3:], alone, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(set(VARIANTS) - SKETCHED - {"softmax_dropout"}))
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - SKETCHED - ROWS_ARE_LEARNED - {"softmax_dropout"}))
 def test_a_single_real_key_is_returned(name: str) -> None:
-    """Attention to one token is its value. Sketches of values rescale it; dropout in training may drop it."""
-    q, k, v = tensors(2, 2, N, N_K, p_v=3)
-    key_mask = torch.zeros(2, N_K, dtype=torch.bool)
-    key_mask[0, 5], key_mask[1, 12] = True, True
-    output = VARIANTS[name].build()(q, k, v, key_mask=key_mask, generator=generator())
-    expected = torch.stack([v[0, :, 5], v[1, :, 12]])[:, :, None].expand_as(output)
+    """Attention to one token is its value. Sketches and projections rescale it; dropout in training may drop it."""
+    q, k, v = inputs_for(name, 2, 2, N, N_K, p_v=3)
+    last = k.shape[2] - 1
+    key_mask = torch.zeros(2, last + 1, dtype=torch.bool)
+    key_mask[0, 5], key_mask[1, last] = True, True
+    masks = masks_for(name, key_mask)
+    output = VARIANTS[name].build()(q, k, v, generator=generator(), **masks)
+    expected = clear(torch.stack([v[0, :, 5], v[1, :, last]])[:, :, None].expand_as(output), masks["query_mask"])
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 @every_variant
 def test_all_true_masks_are_no_masks(name: str) -> None:
-    q, k, v = tensors(2, 2, N, N_K)
+    q, k, v = inputs_for(name, 2, 2, N, N_K)
     module = VARIANTS[name].build()
     noise = draw(module, q, k)
     masks = {
-        "key_mask": torch.ones(2, N_K, dtype=torch.bool),
+        "key_mask": torch.ones(2, k.shape[2], dtype=torch.bool),
         "query_mask": torch.ones(2, N, dtype=torch.bool),
     }
     masked = module(q, k, v, noise=noise, **masks)

@@ -12,34 +12,37 @@ from skeinformer.attention.pilots import sample_without_replacement, uniform_row
 from skeinformer.noise import from_generator, from_seed
 from tests import reference
 from tests.helpers import (
-    BOUND_TO_POSITIONS,
     DETERMINISTIC,
+    LONGER_SKETCHES,
+    PADDING_IS_DRAWN,
     RANDOM,
     VARIANTS,
     copies,
     draw,
     generator,
+    inputs_for,
     lengths_mask,
+    map_inputs,
     random_mask,
     tensors,
 )
 
 # S of another length is another S: the transform and its order are padded to a power of two, the density is 1/sqrt(n)
-DEPENDS_ON_LENGTH = BOUND_TO_POSITIONS
+DEPENDS_ON_LENGTH = LONGER_SKETCHES | PADDING_IS_DRAWN
 
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
 @every_variant
 def test_same_generator_same_result(name: str) -> None:
-    q, k, v = tensors(2, 2, 9)
+    q, k, v = inputs_for(name, 2, 2, 9)
     module = VARIANTS[name].build()
     assert torch.equal(module(q, k, v, generator=generator(1)), module(q, k, v, generator=generator(1)))
 
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_other_seeds_other_results(name: str) -> None:
-    q, k, v = tensors(2, 2, 9)
+    q, k, v = inputs_for(name, 2, 2, 9)
     module = VARIANTS[name].build(budget=3)
     outputs = [module(q, k, v, generator=generator(seed)) for seed in range(3)]
     assert not torch.equal(outputs[0], outputs[1])
@@ -50,7 +53,7 @@ def test_other_seeds_other_results(name: str) -> None:
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_a_deterministic_method_does_not_ask_for_numbers(name: str) -> None:
-    q, k, v = tensors(2, 2, 9)
+    q, k, v = inputs_for(name, 2, 2, 9)
     source = generator(1)
     before = source.get_state()
     module = VARIANTS[name].build()
@@ -61,7 +64,7 @@ def test_a_deterministic_method_does_not_ask_for_numbers(name: str) -> None:
 
 @every_variant
 def test_global_state_is_untouched_when_randomness_is_given(name: str) -> None:
-    q, k, v = tensors(2, 2, 9)
+    q, k, v = inputs_for(name, 2, 2, 9)
     module = VARIANTS[name].build(seed=4)
     noise = draw(module, q, k)
     before = torch.get_rng_state()
@@ -73,7 +76,7 @@ def test_global_state_is_untouched_when_randomness_is_given(name: str) -> None:
 
 @every_variant
 def test_global_state_is_the_source_when_nothing_is_given(name: str) -> None:
-    q, k, v = tensors(2, 2, 9)
+    q, k, v = inputs_for(name, 2, 2, 9)
     module = VARIANTS[name].build(budget=3)
     torch.manual_seed(5)
     first, second = module(q, k, v), module(q, k, v)
@@ -84,12 +87,12 @@ def test_global_state_is_the_source_when_nothing_is_given(name: str) -> None:
 
 @every_variant
 def test_seed_makes_evaluation_deterministic(name: str) -> None:
-    q, k, v = tensors(3, 2, 9)
+    q, k, v = inputs_for(name, 3, 2, 9)
     module, twin = VARIANTS[name].build(budget=3, seed=4).eval(), VARIANTS[name].build(budget=3, seed=4).eval()
     output = module(q, k, v)
     assert torch.equal(output, module(q, k, v))
     assert torch.equal(output, twin(q, k, v))
-    alone = torch.cat([module(q[i : i + 1], k[i : i + 1], v[i : i + 1]) for i in range(3)])
+    alone = torch.cat([module(*map_inputs(lambda x, i=i: x[i : i + 1], (q, k, v))) for i in range(3)])
     torch.testing.assert_close(alone, output, rtol=1e-12, atol=1e-12)
     if name in RANDOM and name != "softmax_dropout":
         assert not torch.equal(VARIANTS[name].build(budget=3, seed=5).eval()(q, k, v), output)
@@ -98,10 +101,10 @@ def test_seed_makes_evaluation_deterministic(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(VARIANTS) - DEPENDS_ON_LENGTH))
 def test_seed_makes_right_padding_harmless(name: str) -> None:
-    q, k, v = tensors(2, 2, 9)
+    q, k, v = inputs_for(name, 2, 2, 9)
     module = VARIANTS[name].build(budget=3, seed=4).eval()
     expected = module(q, k, v)
-    longer = [torch.nn.functional.pad(x, (0, 0, 0, 14)) for x in (q, k, v)]
+    longer = map_inputs(lambda x: torch.nn.functional.pad(x, (0, 0, 0, 14)), (q, k, v))
     mask = lengths_mask([9, 9], 23)
     padded = module(*longer, key_mask=mask, query_mask=mask)
     torch.testing.assert_close(padded[:, :, :9], expected, rtol=1e-12, atol=1e-12)
@@ -126,7 +129,7 @@ def test_seed_makes_right_padding_harmless_at_length() -> None:
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_seed_leaves_training_random(name: str) -> None:
-    q, k, v = tensors(2, 2, 9)
+    q, k, v = inputs_for(name, 2, 2, 9)
     module = VARIANTS[name].build(budget=3, seed=4).train()
     assert not torch.equal(module(q, k, v), module(q, k, v))
 
