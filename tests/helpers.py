@@ -64,7 +64,6 @@ ROWS_SUM_TO_ONE_ON_AVERAGE = SKETCHED | WITHOUT_NORM | {"softmax_dropout"}
 ROWS_ARE_LEARNED = variants_of("linformer")
 # with more keys than landmarks rows sum to one as far as the iterated inverse is one: see test_nystrom.py
 ROWS_ARE_INVERTED = variants_of("nystromformer")
-ROWS_DO_NOT_SUM_TO_ONE = ROWS_ARE_LEARNED | ROWS_ARE_INVERTED
 # the numbers that these sketches are made of belong to rows of a longer matrix, not to tokens: moving a token changes S
 LONGER_SKETCHES = {f"sketched-{sketch}-{side}" for sketch in ("srht", "very_sparse") for side in ("columns", "rows")}
 # as published the selection ignores the mask: padding is among the keys that queries are measured by

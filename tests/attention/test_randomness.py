@@ -27,7 +27,8 @@ from tests.helpers import (
     tensors,
 )
 
-# S of another length is another S: the transform and its order are padded to a power of two, the density is 1/sqrt(n)
+# S of another length is another S: the transform and its order are padded to a power of two, the density is 1/sqrt(n);
+# and where padding is drawn, more of it is drawn
 DEPENDS_ON_LENGTH = LONGER_SKETCHES | PADDING_IS_DRAWN
 
 every_variant = pytest.mark.parametrize("name", VARIANTS)

@@ -12,6 +12,8 @@ from skeinformer.attention.block_sparse import BigBird, block_sparse_attention
 from skeinformer.attention.pilots import Selection
 from tests.helpers import generator, lengths_mask
 
+pytestmark = pytest.mark.peers
+
 peer: Any = pytest.importorskip(
     "transformers.models.big_bird.modeling_big_bird", reason="transformers is not installed"
 )

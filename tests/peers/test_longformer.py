@@ -9,6 +9,8 @@ from torch import Tensor
 from skeinformer import build
 from tests.helpers import generator, lengths_mask
 
+pytestmark = pytest.mark.peers
+
 peer: Any = pytest.importorskip(
     "transformers.models.longformer.modeling_longformer", reason="transformers is not installed"
 )

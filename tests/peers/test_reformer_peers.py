@@ -9,6 +9,8 @@ from torch import Tensor
 from skeinformer.attention.reformer import hash_tokens, lsh_attention
 from tests.helpers import generator, lengths_mask
 
+pytestmark = pytest.mark.peers
+
 P, N, CHUNK = 8, 48, 4
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
