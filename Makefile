@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 EXAMPLES := $(wildcard examples/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check wheel clean
+.PHONY: help install demo test check docs wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -24,6 +24,9 @@ check: $(STAMP)  ## format, lint, types, direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict skeinformer $(EXAMPLES)
 	$(BIN)/python -m pytest -q tests/test_imports.py
+
+docs: $(STAMP)  ## generate docs/methods.md from the registry
+	$(BIN)/python -m skeinformer.lab.methods_page docs/methods.md
 
 wheel: $(STAMP)  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
