@@ -76,10 +76,8 @@ MIXES_ROWS = {
     for name in SKETCHED
     if name.endswith("-rows") and name not in ("sketched-subsampling-rows", "sketched-subsampling_without-rows")
 }
-# patterns over the positions of one sequence: as many keys as queries
+# patterns over the positions of one sequence: as many keys as queries, and the row of a token that is no key is 0
 SELF_ATTENTION = {name for name, variant in VARIANTS.items() if not METHODS[variant.method].cross_attention}
-# a query whose own key is padding stands after the last real token, in a block, column or chunk that may hold no key
-NEEDS_ITS_OWN_KEY = variants_of("blockbert", "sparse_transformer", "reformer")
 # keys are queries of unit length: the key must be the query itself, and what is padding as one is padding as the other
 SHARED_QK = variants_of("reformer")
 # the permutation of blocks is that of the head's number, modulo 2
@@ -140,7 +138,7 @@ def map_inputs(change: Callable[[Tensor], Tensor], inputs: tuple[Tensor, Tensor,
 
 def masks_for(name: str, key_mask: Tensor, query_mask: Tensor | None = None) -> dict[str, Tensor | None]:
     """The masks given; that of the keys for both where the variant needs a key for every query."""
-    return {"key_mask": key_mask, "query_mask": key_mask if name in NEEDS_ITS_OWN_KEY else query_mask}
+    return {"key_mask": key_mask, "query_mask": key_mask if name in SELF_ATTENTION else query_mask}
 
 
 def clear(output: Tensor, query_mask: Tensor | None) -> Tensor:

@@ -54,8 +54,8 @@ def nystrom_attention(
     key_mask: Mask,
     query_mask: Mask,
 ) -> Tensor:
-    """softmax(s Q K~^T) A^+ softmax(s Q~ K^T) V; softmax attention where there are as many landmarks as real keys."""
-    if sum(key_mask) <= num_landmarks or not any(query_mask):
+    """softmax(s Q K~^T) A^+ softmax(s Q~ K^T) V; softmax attention where real keys or queries are the landmarks."""
+    if sum(key_mask) <= num_landmarks or sum(query_mask) <= num_landmarks:
         return softmax_attention(Q, K, V, scale, key_mask, query_mask)
     Q_mean, K_mean = landmarks(Q, query_mask, num_landmarks), landmarks(K, key_mask, num_landmarks)
     everything = [True] * len(K_mean)

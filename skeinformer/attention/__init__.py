@@ -19,6 +19,7 @@ from skeinformer.attention.virtual_keys import VirtualKeys
 from skeinformer.registry import check_options, lookup
 
 PAPER = "Chen et al. 2022"
+ONE_SEQUENCE = "one mask, padding anywhere"  # the row of a token that is padding as a key is 0
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ METHODS: dict[str, Method] = {
         "Zaheer et al. 2020",
         "O(n d p)",
         "d >= m",
+        masks=ONE_SEQUENCE,
         cross_attention=False,
         random=True,
     ),
@@ -131,6 +133,7 @@ METHODS: dict[str, Method] = {
         "Beltagy et al. 2020",
         "O(n d p)",
         "d >= 2 m",
+        masks=ONE_SEQUENCE,
         cross_attention=False,
     ),
     "sparse_transformer": Method(
@@ -139,6 +142,7 @@ METHODS: dict[str, Method] = {
         "Child et al. 2019",
         "O(n (d + n / d) p)",
         "d >= 2 m",
+        masks=ONE_SEQUENCE,
         cross_attention=False,
     ),
     "blockbert": Method(
@@ -147,6 +151,7 @@ METHODS: dict[str, Method] = {
         "Qiu et al. 2020",
         "O(n d p)",
         "d >= m",
+        masks=ONE_SEQUENCE,
         cross_attention=False,
     ),
     "reformer": Method(
@@ -155,6 +160,7 @@ METHODS: dict[str, Method] = {
         "Kitaev et al. 2020",
         "O(n d p)",
         "no",
+        masks=ONE_SEQUENCE,
         cross_attention=False,
         random=True,
     ),

@@ -79,11 +79,14 @@ class Attention(nn.Module, ABC):
         if query.shape[-1] != self.head_dim:
             raise ValueError(f"query has head width {query.shape[-1]}, but this module was built with {self.head_dim=}")
         self.check(query, key, value)
-        seed = None if self.training else self.seed
-        noise = settle_noise(self.draw_noise, inputs, noise, generator, seed)
+        noise = settle_noise(self.draw_noise, inputs, noise, generator, self.seed_in_force())
         with no_autocast(query.device):
             output = self.attend(*inputs, noise)
         return clear_padding(output, inputs.query_mask)
+
+    def seed_in_force(self) -> int | None:
+        """The seed that decides the noise of a call without noise or generator: none in training."""
+        return None if self.training else self.seed
 
     def sample_noise(self, query: Tensor, key: Tensor, *, generator: torch.Generator | None = None) -> Noise:
         """Noise for `forward` on such inputs: from `generator`, else from torch's global state."""

@@ -6,9 +6,9 @@
     BlockBert          Qiu et al. (2020)      one block, chosen for each head by a permutation of the blocks
 
 Blocks are cut after padding is taken out: real keys stand first, in their order, then the tokens that are no keys. So
-position i is the i-th real token, no block is all padding, and padding changes nothing wherever it lies. A query whose
-own key is padding stands after the last real token. A query that reaches no real key gets 0: none does where queries
-and keys have the same mask, as every token reaches itself or a whole block of real keys.
+position i is the i-th real token, no block is all padding, and padding changes nothing wherever it lies. These are
+patterns over one sequence: a token whose key is padding has no place in it, and its row is 0, whatever `query_mask`
+says.
 """
 
 from abc import abstractmethod
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skeinformer.attention.base import Attention, default_scale
+from skeinformer.attention.base import Attention, clear_padding, default_scale
 from skeinformer.attention.pilots import Selection
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, cat, from_mask, statistics_dtype
 from skeinformer.noise import Rand
@@ -201,7 +201,10 @@ def draw_blocks(u: Tensor, taken: Tensor, count: Tensor) -> Selection:
 
 
 class BlockSparse(Attention):
-    """Self-attention by a pattern over the positions of one sequence: a method writes `pattern`."""
+    """Self-attention by a pattern over the real keys of one sequence: a method writes `pattern`.
+
+    The row of a token whose key is padding is 0.
+    """
 
     def __init__(
         self, *, head_dim: int, max_len: int | None, budget: int, seed: int | None, scale: float | None
@@ -221,8 +224,9 @@ class BlockSparse(Attention):
         """Who sees whom, for masks (b, 1, n) or None."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Tensor:
-        pattern = self.pattern(query, key_mask, query_mask, noise)
-        return block_sparse_attention(query, key, value, key_mask, pattern, default_scale(query, self.scale))
+        pattern = self.pattern(query, key_mask, key_mask, noise)
+        output = block_sparse_attention(query, key, value, key_mask, pattern, default_scale(query, self.scale))
+        return clear_padding(output, key_mask)
 
 
 class BigBirdNoise(NamedTuple):
@@ -303,7 +307,9 @@ class Longformer(BlockSparse):
         super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed, scale=scale)
         self.window = max(1, budget // 2) if window is None else window
         check_count("window", self.window)
-        if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in global_tokens):
+        if not isinstance(global_tokens, tuple | list) or any(
+            isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in global_tokens
+        ):
             raise ValueError(f"global_tokens must be positions, integers of at least 0, got {global_tokens!r}")
         self.global_tokens = tuple(sorted(set(global_tokens)))
 
@@ -357,8 +363,8 @@ class BlockBert(BlockSparse):
 
     Qiu et al. (2020), section 3: block i of head j sees block i + shifts[j], cyclically, the shifts repeated over the
     heads. `num_blocks` is by default the least for which a block has at most `budget` tokens: a query visits at most
-    256 keys at a budget of 256. Blocks are equally long but the last; tokens real as keys or as queries are cut. Exact
-    with one block. Time O(n d p), or O(n^2 p / num_blocks); memory O(n p).
+    256 keys at a budget of 256. Blocks are equally long but the last. Exact with one
+    block. Time O(n d p), or O(n^2 p / num_blocks); memory O(n p).
     """
 
     def __init__(
@@ -375,16 +381,18 @@ class BlockBert(BlockSparse):
         super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed, scale=scale)
         if num_blocks is not None:
             check_count("num_blocks", num_blocks)
-        if not shifts or any(isinstance(shift, bool) or not isinstance(shift, int) for shift in shifts):
+        if (
+            not isinstance(shifts, tuple | list)
+            or not shifts
+            or any(isinstance(shift, bool) or not isinstance(shift, int) for shift in shifts)
+        ):
             raise ValueError(f"shifts must be integers, one or more, got {shifts!r}")
         self.num_blocks = num_blocks
         self.shifts = tuple(shifts)
 
     def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
         b, h, n, _ = query.shape
-        real = torch.full((b, 1), n, device=query.device)
-        if key_mask is not None and query_mask is not None:
-            real = (key_mask | query_mask).sum(-1)
+        real = torch.full((b, 1), n, device=query.device) if key_mask is None else key_mask.sum(-1)
         if self.num_blocks is None:
             size, parts = min(self.budget, n), (-(-real // self.budget)).clamp(min=1)
         else:

@@ -61,15 +61,16 @@ class Softmax(Attention):
         scores = scale * (query.to(dtype) @ key.to(dtype).mT)  # (b, h, n, n_k)
         if key_mask is not None:
             scores = scores.masked_fill(~key_mask[..., None, :], torch.finfo(dtype).min)
-        weights = scores.softmax(-1) * (noise[0] >= self.dropout) / (1 - self.dropout)
-        return (weights @ value.to(dtype)).to(query.dtype)  # all keys padded: values are 0, so is the output
+        weights = scores.softmax(-1).masked_fill(noise[0] < self.dropout, 0)
+        output = weights @ (value.to(dtype) / (1 - self.dropout))  # all keys padded: values are 0, so is the output
+        return output.to(query.dtype)
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, dropout={self.dropout}"
 
 
 class VMean(Attention):
-    """(1/m) 1 1^T V over the m real keys: every row is the mean of V. Time O(n p).
+    """(1/m) 1 1^T V over the m real keys: every row is the mean of V. Time and memory O(n p).
 
     Adaptive row normalization without any selected column; one virtual key of score 0.
     """

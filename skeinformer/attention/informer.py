@@ -23,7 +23,7 @@ from torch import Tensor
 from skeinformer.attention.base import Attention, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask, statistics_dtype
 from skeinformer.noise import Rand, scramble
-from skeinformer.registry import check_choice
+from skeinformer.registry import check_choice, check_number
 from skeinformer.sketch.base import gather_rows
 
 Sparsity = Literal["max_mean", "paper"]
@@ -71,8 +71,9 @@ class Informer(Attention):
     ) -> None:
         super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
         check_choice("sparsity", sparsity, ("max_mean", "paper"))
-        if factor is not None and not 0 < factor < math.inf:
-            raise ValueError(f"factor must be above 0 and finite, or None for budget / ln n, got {factor}")
+        expected = "above 0 and finite, or None for budget / ln n"
+        if factor is not None and not check_number("factor", factor, expected) > 0:
+            raise ValueError(f"factor must be {expected}, got {factor}")
         self.options = InformerOptions(budget, factor, sparsity, masked_selection, scale)
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> InformerNoise:

@@ -27,7 +27,7 @@ from skeinformer.attention.virtual_keys import (
     statistics_dtype,
 )
 from skeinformer.noise import Rand, normal
-from skeinformer.registry import check_count
+from skeinformer.registry import check_count, check_flag, check_number
 
 
 class PerformerNoise(NamedTuple):
@@ -41,8 +41,10 @@ class Performer(Attention):
     """FAVOR+ of Choromanski et al. (2021): E[phi(q) . phi(k)] = exp(s q . k), `num_features` (the budget) features.
 
     phi_f(x) = exp(w_f . x - |x|^2 / 2) / sqrt(m) with x scaled by sqrt(s) = p^(-1/4). The w_f are N(0, I), orthogonal
-    in blocks of p, drawn for each example and head. Every call in training draws them anew, as does evaluation without
-    `seed`; to keep a draw, pass the same `noise`. Time O(n m p), memory O((n + m) p).
+    in blocks of p. By default every call in training draws them anew for each example and head, as does evaluation
+    without `seed`. With `redraw=False` they are those of `seed` (0 unless given) in training too, one draw for each
+    head, until `redraw_features()` is called: redrawing on request. Time O(n m p), memory O((n + m) p); off the CPU
+    the m x n scores are formed.
     """
 
     def __init__(
@@ -53,14 +55,33 @@ class Performer(Attention):
         budget: int = 256,
         seed: int | None = None,
         num_features: int | None = None,
+        redraw: bool = True,
         scale: float | None = None,
     ) -> None:
         super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
+        check_flag("redraw", redraw)
+        self.redraw = redraw
+        self.draws = 0  # how often redraw_features() was called
         self.num_features = budget if num_features is None else num_features
         check_count("num_features", self.num_features)
-        if scale is not None and not scale > 0:
+        if scale is not None and not check_number("scale", scale, "positive") > 0:
             raise ValueError(f"scale must be positive, got {scale}: queries and keys are each multiplied by its root")
         self.scale = scale
+
+    def redraw_features(self) -> None:
+        """Draw other features for the calls to come, where `redraw` is False."""
+        self.draws += 1
+
+    def seed_in_force(self) -> int | None:
+        if self.redraw:
+            return super().seed_in_force()
+        return (self.seed or 0) + 0x51ED27 * self.draws
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"draws": self.draws}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.draws = int(state["draws"])
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> PerformerNoise:
         p = query.shape[-1]

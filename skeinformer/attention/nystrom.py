@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from skeinformer.attention.base import Attention, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask, statistics_dtype
 from skeinformer.registry import check_count
-from skeinformer.sketch.base import scatter_sum
+from skeinformer.sketch.base import gather_rows, scatter_sum
 
 
 class Segments(NamedTuple):
@@ -36,10 +36,11 @@ class Segments(NamedTuple):
 class Nystromformer(Attention):
     """softmax(s Q K~^T) A^+ softmax(s Q~ K^T) V of Xiong et al. (2021), `num_landmarks` (the budget) landmarks.
 
-    Exact for an example of at most that many real keys. Otherwise rows sum to one only as far as the pseudo-inverse is
-    one: `pinv_iterations` steps approach it, and the error they leave can exceed that of the landmarks. `conv_kernel`
-    adds to the output a learned convolution of V along the sequence, one filter for each of `num_heads` heads; padding
-    counts as zeros, and queries and keys must then be equally many. Time O(n L p + L^3), memory O((n + L) p + L^2).
+    Exact for an example of at most that many real keys, or real queries. Otherwise rows sum to one only as far as the
+    pseudo-inverse is one: `pinv_iterations` steps approach it, and the error they leave can exceed that of the
+    landmarks. `conv_kernel` adds to the output a learned convolution of V along the sequence, one filter for each of
+    `num_heads` heads; padding counts as zeros, and queries and keys must then be equally many.
+    Time O(n L p + L^3), memory O((n + L) p + L^2).
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Nystromformer(Attention):
         noise: None,
     ) -> Tensor:
         scale, size = default_scale(query, self.scale), self.num_landmarks
-        if key.shape[-2] <= size:
+        if min(query.shape[-2], key.shape[-2]) <= size:  # the landmarks of one side are its tokens
             output = attend(query, from_mask(key, value, key_mask), scale)
         else:
             output = nystrom_attention(query, key, value, key_mask, query_mask, size, self.pinv_iterations, scale)
@@ -138,7 +139,11 @@ def nystrom_attention(
     BV = attend(landmark_query, from_mask(key, value, key_mask), scale)  # (b, h, L, p_v)
     virtual_value = iterative_pinv(A, pinv_iterations) @ BV  # (b, h, L, p_v)
     virtual_value = torch.where(key_segments.whole[..., None], key_segments.means(value), virtual_value)
-    return attend(query, from_mask(landmark_key, virtual_value, key_segments.live), scale).to(given)
+    output = attend(query, from_mask(landmark_key, virtual_value, key_segments.live), scale)
+    if query_mask is not None:  # where the real queries are the landmarks, their rows of B V are the answer
+        own = gather_rows(BV, query_segments.of_token[..., 0].expand(query.shape[:-1]))  # (b, h, n, p_v)
+        output = torch.where(query_segments.whole[..., None], own, output)
+    return output.to(given)
 
 
 def segment(x: Tensor, mask: Tensor | None, size: int) -> Segments:

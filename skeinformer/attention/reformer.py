@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skeinformer.attention.base import Attention, default_scale
+from skeinformer.attention.base import Attention, clear_padding, default_scale
 from skeinformer.attention.block_sparse import take
 from skeinformer.attention.virtual_keys import statistics_dtype
 from skeinformer.noise import Rand, normal
@@ -223,21 +223,21 @@ class Reformer(Attention):
     ) -> Tensor:
         dtype, n = statistics_dtype(query), query.shape[2]
         m = torch.full((len(query), 1), n, device=query.device) if key_mask is None else key_mask.sum(-1)
-        tokens = key if key_mask is None else key.where(key_mask[..., None], query)  # a token may be only a query
         rotations = normal(noise[0]).to(dtype)
-        buckets = hash_tokens(tokens.to(dtype), rotations, m, self.chunk_size)
-        return lsh_attention(
+        buckets = hash_tokens(key.to(dtype), rotations, m, self.chunk_size)
+        output = lsh_attention(
             query,
             key,
             value,
             key_mask,
-            query_mask,
+            key_mask,
             buckets,
             self.chunk_size,
             default_scale(query, self.scale),
             across_buckets=self.across_buckets,
             count_duplicates=self.count_duplicates,
         )
+        return clear_padding(output, key_mask)
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, num_hashes={self.num_hashes}, chunk_size={self.chunk_size}"

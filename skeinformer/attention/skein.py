@@ -217,7 +217,15 @@ def check_skein_options(
 
 
 class Skeinformer(Attention):
-    """`skein_attention` as a module; `num_samples` is the budget unless given. No parameters."""
+    """softmax(s Q K^T) V from d of its columns: softmax over [K_J'; mean K_J'] with weights [1, ..., 1, m - d].
+
+    Algorithm 1 of Chen et al. (2022), as `skein_attention`: P pilot rows are computed exactly (`num_pilots`, by default
+    as many as samples), d columns J' are drawn without replacement with p_i ~ (sum_J b_ji^2)^(1/2) |V_i|, the others
+    are filled with the geometric mean of those (`row_norm`: "adaptive"; "simple" leaves them out; "none" is
+    D^-1 A S S^T V), and the pilot rows are written over the result (`reuse_pilots`). `num_samples`, d, is the budget
+    unless given. `certify` also estimates the error. No parameters.
+    Time O(n (d + P) p), memory O((n + d) p); `row_norm="none"` O(n^2 p).
+    """
 
     def __init__(
         self,

@@ -96,7 +96,8 @@ def test_values_and_gradients_are_those_of_the_transcription(case: str, n: int, 
     output = module(q, k, v, key_mask=key_mask, query_mask=query_mask, noise=noise)
 
     def one_head(Q: Tensor, K: Tensor, V: Tensor, keys: list[bool], queries: list[bool], at: tuple[int, int]) -> Tensor:
-        return reference.sparse_attention(Q, K, V, SCALE, keys, queries, sees(noise, keys, queries, at))
+        rows = [key and query for key, query in zip(keys, queries, strict=True)]  # a token that is no key has none
+        return reference.sparse_attention(Q, K, V, SCALE, keys, rows, sees(noise, keys, keys, at))
 
     expected = over_heads(one_head, q, k, v, key_mask, query_mask)
     torch.testing.assert_close(output, expected, rtol=1e-11, atol=1e-12)
@@ -361,3 +362,15 @@ def test_more_random_blocks_are_nearer() -> None:
     for more, fewer in zip(errors[1:], errors[:-1], strict=True):
         standard_error = math.sqrt((more.var() + fewer.var()) / draws)
         assert more.mean() < fewer.mean() - 3 * standard_error
+
+
+@pytest.mark.parametrize("name", ["bigbird", "longformer", "sparse_transformer", "blockbert"])
+def test_a_key_mask_alone_is_both_masks(name: str) -> None:
+    """A token that is no key has no place in the sequence: its row is 0, and real rows do not see it."""
+    q, k, v = tensors(2, 2, 40)
+    mask = random_mask(2, 40)
+    module = build(name, head_dim=4, budget=8)
+    noise = draw(module, q, k)
+    given = {} if noise is None else {"noise": noise}
+    alone, both = module(q, k, v, key_mask=mask, **given), module(q, k, v, key_mask=mask, query_mask=mask, **given)
+    assert torch.equal(alone, both)

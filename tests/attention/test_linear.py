@@ -275,7 +275,7 @@ def same_draw(module: Attention, q: Tensor, k: Tensor) -> object:
     return map_noise(noise, lambda u: u.expand(*q.shape[:2], *u.shape[2:]))
 
 
-def test_redraw_on_request() -> None:
+def test_the_same_noise_keeps_the_features() -> None:
     """In training every call draws features; the same noise keeps them, for all heads alike if it is one draw."""
     q, k, v = (x[:, :1].expand(-1, 3, -1, -1) for x in tensors(2, 1, 9))
     module = build("performer", head_dim=4, budget=5).train()
@@ -284,6 +284,23 @@ def test_redraw_on_request() -> None:
     assert torch.equal(output, module(q, k, v, noise=noise))
     assert torch.equal(output[:, 0], output[:, 2])
     assert not torch.equal(module(q, k, v), module(q, k, v))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_redraw_on_request(seed: int | None) -> None:
+    """With redraw=False the features stay, in training and evaluation, through a state_dict, until they are redrawn."""
+    q, k, v = tensors(2, 3, 9)
+    module = build("performer", head_dim=4, budget=5, redraw=False, seed=seed).train()
+    first = module(q, k, v)
+    assert torch.equal(first, module(q, k, v))
+    assert torch.equal(first, module.eval()(q, k, v))
+    module.redraw_features()
+    second = module(q, k, v)
+    assert not torch.allclose(first, second)
+    other = build("performer", head_dim=4, budget=5, redraw=False, seed=seed)
+    assert torch.equal(first, other(q, k, v))
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(second, other(q, k, v))
 
 
 @pytest.mark.parametrize("name", METHODS)

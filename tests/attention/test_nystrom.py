@@ -137,7 +137,7 @@ def test_empty_landmarks_are_zero_rows_and_columns() -> None:
 @pytest.mark.parametrize("num_landmarks", [12, 13, 29, 30, 64])
 def test_exact_where_an_example_has_no_more_keys_than_landmarks(dtype: torch.dtype, num_landmarks: int) -> None:
     """Of examples with 30, 12 and 0 real keys those that fit are exact, whatever the inverse makes of them."""
-    q, k, v = tensors(3, 2, 9, 30, p=8, dtype=dtype, peak=3)
+    q, k, v = tensors(3, 2, 70, 30, p=8, dtype=dtype, peak=3)
     key_mask = lengths_mask([30, 12, 0], 30)[:, torch.randperm(30, generator=generator())]
     module = build("nystromformer", head_dim=8, num_landmarks=num_landmarks, pinv_iterations=1)
     output = module(q, k, v, key_mask=key_mask)
@@ -319,3 +319,13 @@ def test_cost_is_linear_in_memory() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         build("nystromformer", head_dim=p, budget=L)(q, k, v)
     assert max(kept) <= max(n * (p + 1), L * L)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_few_queries_are_their_own_landmarks(masked: bool) -> None:
+    """Cross-attention of at most as many real queries as landmarks is exact: their rows of B V are the answer."""
+    q, k, v = tensors(2, 2, 12, 50, peak=4)
+    query_mask = lengths_mask([5, 3], 12) if masked else None
+    budget = 5 if masked else 12
+    output = build("nystromformer", head_dim=4, budget=budget)(q, k, v, query_mask=query_mask)
+    torch.testing.assert_close(output, exact(q, k, v, None, query_mask), rtol=1e-10, atol=1e-12)
