@@ -62,6 +62,8 @@ class Nystromformer(Attention):
         check_count("pinv_iterations", pinv_iterations)
         self.pinv_iterations = pinv_iterations
         self.scale = scale
+        if conv_kernel is None and num_heads is not None:
+            raise ValueError(f"num_heads={num_heads} is for the convolution; give conv_kernel too, or leave it out")
         self.conv = None if conv_kernel is None else depthwise_conv(conv_kernel, num_heads)
 
     def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -206,7 +206,7 @@ class Reformer(Attention):
         if not same_tensor(query, key):
             raise ValueError(
                 "Reformer shares queries and keys, but key is another tensor than query; tie the two projections and "
-                "pass the queries twice: attention(query, query, value)"
+                "pass the queries twice: attention(query, query, value) (in a compiled graph, the same object)"
             )
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> ReformerNoise:

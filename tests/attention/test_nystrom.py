@@ -329,3 +329,8 @@ def test_few_queries_are_their_own_landmarks(masked: bool) -> None:
     budget = 5 if masked else 12
     output = build("nystromformer", head_dim=4, budget=budget)(q, k, v, query_mask=query_mask)
     torch.testing.assert_close(output, exact(q, k, v, None, query_mask), rtol=1e-10, atol=1e-12)
+
+
+def test_heads_without_a_convolution_are_not_silently_dropped() -> None:
+    with pytest.raises(ValueError, match="num_heads=2 is for the convolution; give conv_kernel too"):
+        build("nystromformer", head_dim=4, num_heads=2)
