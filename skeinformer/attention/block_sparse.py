@@ -47,19 +47,14 @@ class Pattern(NamedTuple):
     columns: bool = False  # beside `window_blocks` a query sees the slots of its offset in all other blocks
 
 
-def cut(
-    query: Tensor, key_mask: Mask, query_mask: Mask, size: int, length: Tensor | None = None, num_blocks: int = 1
-) -> Grid:
+def cut(query: Tensor, key_mask: Mask, size: int, length: Tensor | None = None, num_blocks: int = 1) -> Grid:
     """Tokens in blocks of `size` slots, real keys first; with `length` (b, 1), only so many slots of each are used."""
     b, _, n, _ = query.shape
     num_blocks = max(-(-n // size), num_blocks)
     position = torch.arange(n, device=query.device).expand(b, n)
     order, place, m = position, position, position.new_full((b, 1), n)
     if key_mask is not None:
-        kind = (~key_mask[:, 0]).long()  # (b, n): 0 a real key, 1 only a query, 2 nothing
-        if query_mask is not None:
-            kind = kind + (~key_mask & ~query_mask)[:, 0]
-        order = torch.argsort(kind, stable=True)
+        order = torch.argsort((~key_mask[:, 0]).long(), stable=True)  # (b, n)
         place = order.argsort()
         m = key_mask.sum(-1)  # (b, 1)
     length = m.new_full((b, 1), size) if length is None else length
@@ -220,11 +215,11 @@ class BlockSparse(Attention):
             )
 
     @abstractmethod
-    def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
-        """Who sees whom, for masks (b, 1, n) or None."""
+    def pattern(self, query: Tensor, key_mask: Mask, noise: Any) -> Pattern:
+        """Who sees whom, for a mask (b, 1, n) or None."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Tensor:
-        pattern = self.pattern(query, key_mask, key_mask, noise)
+        pattern = self.pattern(query, key_mask, noise)
         output = block_sparse_attention(query, key, value, key_mask, pattern, default_scale(query, self.scale))
         return clear_padding(output, key_mask)
 
@@ -264,9 +259,9 @@ class BigBird(BlockSparse):
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> BigBirdNoise:
         return BigBirdNoise(rand(query.shape[2], self.num_random))
 
-    def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
+    def pattern(self, query: Tensor, key_mask: Mask, noise: Any) -> Pattern:
         size = min(self.block_size, query.shape[2])
-        grid = cut(query, key_mask, query_mask, size)
+        grid = cut(query, key_mask, size)
         last = (grid.used - 1).clamp(min=0)  # (b, 1)
         offset = torch.arange(size, device=query.device).expand(len(last), -1)
         slots = torch.cat([offset, last * size + offset], 1)  # (b, 2 B)
@@ -313,9 +308,9 @@ class Longformer(BlockSparse):
             raise ValueError(f"global_tokens must be positions, integers of at least 0, got {global_tokens!r}")
         self.global_tokens = tuple(sorted(set(global_tokens)))
 
-    def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
+    def pattern(self, query: Tensor, key_mask: Mask, noise: Any) -> Pattern:
         size = min(self.window, query.shape[2])
-        grid, band = cut(query, key_mask, query_mask, size), window_band(size, self.window, query.device)
+        grid, band = cut(query, key_mask, size), window_band(size, self.window, query.device)
         present = [token for token in self.global_tokens if token < query.shape[2]]
         slots = torch.tensor(present, dtype=torch.long, device=query.device).expand(len(query), -1)  # (b, g)
         everywhere = Selection(slots, grid.live.flatten(1).gather(1, slots)) if present else None
@@ -349,9 +344,9 @@ class SparseTransformer(BlockSparse):
         self.stride = max(1, budget // 2) if stride is None else stride
         check_count("stride", self.stride)
 
-    def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
+    def pattern(self, query: Tensor, key_mask: Mask, noise: Any) -> Pattern:
         size = min(self.stride, query.shape[2])
-        grid = cut(query, key_mask, query_mask, size)
+        grid = cut(query, key_mask, size)
         return Pattern(grid, window_blocks(grid), band=window_band(size, self.stride, query.device), columns=True)
 
     def extra_repr(self) -> str:
@@ -390,7 +385,7 @@ class BlockBert(BlockSparse):
         self.num_blocks = num_blocks
         self.shifts = tuple(shifts)
 
-    def pattern(self, query: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Pattern:
+    def pattern(self, query: Tensor, key_mask: Mask, noise: Any) -> Pattern:
         b, h, n, _ = query.shape
         real = torch.full((b, 1), n, device=query.device) if key_mask is None else key_mask.sum(-1)
         if self.num_blocks is None:
@@ -398,7 +393,7 @@ class BlockBert(BlockSparse):
         else:
             size, parts = -(-n // self.num_blocks), torch.full_like(real, self.num_blocks)
         length = (-(-real // parts)).clamp(min=1)  # (b, 1)
-        grid = cut(query, key_mask, query_mask, size, length, min(self.num_blocks or 1, n))
+        grid = cut(query, key_mask, size, length, min(self.num_blocks or 1, n))
         shift = torch.tensor([self.shifts[head % len(self.shifts)] for head in range(h)], device=query.device)
         block = torch.arange(grid.token.shape[1], device=query.device) + shift[:, None]  # (h, nb)
         index = (block % grid.used.clamp(min=1)[..., None])[..., None]  # (b, h, nb, 1)

@@ -76,18 +76,15 @@ def _hash(rotated: Tensor, bucket: Tensor, count: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sort_tokens(buckets: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, chunk_size: int) -> Chunks:
-    """Real keys by bucket and then by position, in chunks, and after them those that are only queries. O(n log n)."""
+def sort_tokens(buckets: Tensor, key_mask: Tensor | None, chunk_size: int) -> Chunks:
+    """Real tokens by bucket and then by position, in chunks, and after them the padding. O(n log n)."""
     b, h, rounds, n = buckets.shape
     size = min(chunk_size, n)
     m = torch.full((b, 1), n, device=buckets.device)
     sort_key = buckets
     if key_mask is not None:
         m = key_mask.sum(-1)
-        kind = (~key_mask).long()  # (b, 1, n): 0 a real key, 1 only a query, 2 nothing
-        if query_mask is not None:
-            kind = kind + (~key_mask & ~query_mask)
-        sort_key = buckets + kind[:, :, None] * (1 << 40)
+        sort_key = buckets + (~key_mask)[:, :, None] * (1 << 40)
     order = torch.argsort(sort_key, stable=True)  # (b, h, r, n)
     chunk = torch.arange(-(-n // size), device=m.device)
     last = -(-m // size) - 1  # (b, 1)
@@ -122,7 +119,6 @@ def lsh_attention(
     key: Tensor,  # (b, h, n, p)
     value: Tensor,  # (b, h, n, p_v)
     key_mask: Tensor | None,
-    query_mask: Tensor | None,
     buckets: Tensor,  # (b, h, r, n)
     chunk_size: int,
     scale: float,
@@ -137,7 +133,7 @@ def lsh_attention(
     """
     dtype = statistics_dtype(query)
     b, h, rounds, n = buckets.shape
-    chunks = sort_tokens(buckets, key_mask, query_mask, chunk_size)
+    chunks = sort_tokens(buckets, key_mask, chunk_size)
     buckets = torch.zeros_like(buckets) if across_buckets else buckets
     norm = torch.linalg.vector_norm(key.to(dtype), dim=-1, keepdim=True)
     unit = key.to(dtype) / norm.where(norm > 0, 1)
@@ -229,7 +225,6 @@ class Reformer(Attention):
             query,
             key,
             value,
-            key_mask,
             key_mask,
             buckets,
             self.chunk_size,

@@ -133,7 +133,7 @@ def test_exact_where_the_pattern_covers_everything(case: str, masked: bool) -> N
 
 def test_a_block_listed_twice_counts_once() -> None:
     q, k, v = tensors(1, 2, 8)
-    grid = cut(q, None, None, 2)
+    grid = cut(q, None, 2)
     once = torch.tensor([[0, 2, 3], [1, 0, 2], [2, 1, 3], [3, 0, 1]])[None, None]  # (1, 1, nb, k)
     twice = torch.cat([once, once.flip(-1), once[..., :1]], -1)
     dead = torch.ones_like(once, dtype=torch.bool)

@@ -65,7 +65,7 @@ def ours(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, random: Tensor) -> Tenso
     module = build("bigbird", head_dim=P, block_size=SIZE, num_random=RANDOM)
     assert isinstance(module, BigBird)
     noise = torch.full((*q.shape[:3], RANDOM), 0.5)
-    pattern = module.pattern(q, mask[:, None], mask[:, None], (noise,))
+    pattern = module.pattern(q, mask[:, None], (noise,))
     given = torch.nn.functional.pad(random, (0, 0, 1, 1)).expand(len(q), -1, -1, -1)  # (b, h, nb, r)
     index = torch.cat([pattern.blocks.indices[..., :3], given], -1)
     live = torch.cat([pattern.blocks.live[..., :3], torch.ones_like(given, dtype=torch.bool)], -1)
