@@ -12,7 +12,7 @@ underflows or divides by zero at any logits, rows sum to one, and on the fused k
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,8 @@ class Performer(Attention):
     the m x n scores are formed.
     """
 
+    drawn: Tensor
+
     def __init__(
         self,
         *,
@@ -61,7 +63,9 @@ class Performer(Attention):
         super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
         check_flag("redraw", redraw)
         self.redraw = redraw
-        self.draws = 0  # how often redraw_features() was called
+        self.draws = 0  # how often redraw_features() was called; a Python number, so that no call waits for the device
+        if not redraw:
+            self.register_buffer("drawn", torch.tensor(0))  # the same, for state_dict
         self.num_features = budget if num_features is None else num_features
         check_count("num_features", self.num_features)
         if scale is not None and not check_number("scale", scale, "positive") > 0:
@@ -70,18 +74,20 @@ class Performer(Attention):
 
     def redraw_features(self) -> None:
         """Draw other features for the calls to come, where `redraw` is False."""
+        if self.redraw:
+            raise ValueError("every call draws its own features; build with redraw=False to keep them between calls")
         self.draws += 1
+        self.drawn.fill_(self.draws)
 
     def seed_in_force(self) -> int | None:
         if self.redraw:
             return super().seed_in_force()
         return (self.seed or 0) + 0x51ED27 * self.draws
 
-    def get_extra_state(self) -> dict[str, int]:
-        return {"draws": self.draws}
-
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        self.draws = int(state["draws"])
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        if not self.redraw:
+            self.draws = int(self.drawn)
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> PerformerNoise:
         p = query.shape[-1]

@@ -272,8 +272,9 @@ class Skeinformer(Attention):
         num_checks: int = 32,
     ) -> tuple[Tensor, SkeinInfo]:
         """What a call returns, and its estimated error: `skein_attention(..., return_info=True)` with these options."""
-        if noise is None and generator is None and self.seed is not None and not self.training:
-            rand = from_seed((query.shape[0], query.shape[1]), self.seed, device=query.device)
+        seed = self.seed_in_force()
+        if noise is None and generator is None and seed is not None:
+            rand = from_seed((query.shape[0], query.shape[1]), seed, device=query.device)
             noise = draw_skein_noise(self.options, query, key, rand)
         options: dict[str, Any] = self.options._replace(num_checks=num_checks)._asdict()
         return skein_attention(

@@ -301,6 +301,14 @@ def test_redraw_on_request(seed: int | None) -> None:
     assert torch.equal(first, other(q, k, v))
     other.load_state_dict(module.state_dict())
     assert torch.equal(second, other(q, k, v))
+    assert all(isinstance(x, Tensor) for x in module.state_dict().values())  # as safetensors wants it
+
+
+def test_features_drawn_at_every_call_have_no_state() -> None:
+    module = build("performer", head_dim=4, budget=5)
+    assert not module.state_dict()
+    with pytest.raises(ValueError, match="build with redraw=False to keep them"):
+        module.redraw_features()
 
 
 @pytest.mark.parametrize("name", METHODS)
