@@ -12,17 +12,21 @@ PACKAGE = Path(__file__).parent.parent / "skeinformer"
 ORDER = [
     "registry",
     "noise",
+    "rows",
     "sketch",
     "attention",
     "theory",
+    "model",
     "records",
     "lab",
     "report",
     "demo",
+    "approx",
+    "bench",
     "cli",
     "__main__",
 ]
-NOT_CORE = {"records", "lab", "report", "demo", "cli", "__main__"}
+NOT_CORE = {"records", "lab", "report", "demo", "approx", "bench", "cli", "__main__"}
 CORE_LIBRARIES = {"torch", "numpy", "skeinformer"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

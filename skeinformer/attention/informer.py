@@ -24,7 +24,7 @@ from skeinformer.attention.base import Attention, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask, statistics_dtype
 from skeinformer.noise import Rand, scramble
 from skeinformer.registry import check_choice, check_number
-from skeinformer.sketch.base import gather_rows
+from skeinformer.rows import gather_rows
 
 Sparsity = Literal["max_mean", "paper"]
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from skeinformer.attention.base import Attention, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask, statistics_dtype
 from skeinformer.registry import check_count
-from skeinformer.sketch.base import gather_rows, scatter_sum
+from skeinformer.rows import gather_rows
+from skeinformer.sketch.base import scatter_sum
 
 
 class Segments(NamedTuple):

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from skeinformer.attention.virtual_keys import VirtualKeys, attend_with_normalizer, statistics_dtype
 from skeinformer.noise import gumbel
-from skeinformer.sketch.base import gather_rows
+from skeinformer.rows import gather_rows, plain_cpu
 
+EMPTY = -1e30  # the log weight of a pilot that is none: a finite stand-in for -inf
+CACHED = 2**17  # scores that are worked on at a time
 FAINTEST = 30.0  # a value of norm 0 counts as e^-30 of the largest: it adds nothing to B V, but its key has mass
 
 
@@ -62,19 +64,42 @@ def compute_pilots(query: Tensor, rows: Selection, source: VirtualKeys, scale: f
 def log_importance(pilots: Pilots, source: VirtualKeys, scale: float) -> Tensor:
     """log p_i of Eq. (5), up to a constant: 1/2 log sum_J b_ji^2 + log |v_i|; -inf for empty slots, else finite.
 
-    The sum over pilots is attention the other way round: keys ask, pilot queries answer, with scale 2s and log weights
-    -2 log(row sum), and its log is the normalizer of that call. A slot of weight w has a column w times as large.
-    Time O(P n p), memory O(n).
+    A slot of weight w has a column w times as large. Time O(P n p), memory O(n).
     """
-    dtype = statistics_dtype(pilots.queries)
-    log_weight = torch.where(pilots.rows.live, -2 * pilots.normalizer.to(dtype), -torch.inf)
-    transposed = VirtualKeys(pilots.queries, pilots.queries, log_weight)
-    _, log_square = attend_with_normalizer(source.keys, transposed, 2 * scale)  # (b, h, n)
-    norm: Tensor = torch.linalg.vector_norm(source.values, dim=-1, dtype=dtype)  # (b, h, n)
-    log_norm = norm.log().clamp(-100, 100)
-    log_norm = log_norm.maximum(log_norm.amax(-1, keepdim=True) - FAINTEST)
-    log_probability = 0.5 * log_square + log_norm
+    log_square = log_column_squares(pilots, source.keys, scale)  # (b, h, n)
+    norm: Tensor = torch.linalg.vector_norm(source.values, dim=-1, dtype=log_square.dtype)  # (b, h, n)
+    log_norm = norm.log_().clamp_(-100, 100)
+    log_norm = torch.maximum(log_norm, log_norm.amax(-1, keepdim=True) - FAINTEST)
+    log_probability = log_norm.add_(log_square, alpha=0.5)
     return log_probability if source.log_weight is None else log_probability + source.log_weight
+
+
+@torch.no_grad()
+def log_column_squares(pilots: Pilots, keys: Tensor, scale: float) -> Tensor:
+    """log sum_J exp(s q_J . k_i)^2 / (row sum of J)^2 for every key, (..., n): what each column weighs to the pilots.
+
+    It is the normalizer of attention the other way round: keys ask, pilot queries answer, with scale 2s and log weights
+    -2 log(row sum). On a CPU it is summed over pieces of the keys that stay in the cache; in a compiled graph, where
+    pieces would tie it to one n, and elsewhere the fused kernel does it, with a product too many.
+    """
+    dtype = statistics_dtype(keys)
+    log_weight = torch.where(pilots.rows.live, -2 * pilots.normalizer.to(dtype), -torch.inf)  # (..., P)
+    if not plain_cpu(keys):
+        transposed = VirtualKeys(pilots.queries, pilots.queries, log_weight)
+        return attend_with_normalizer(keys, transposed, 2 * scale)[1]
+    *batch, num_pilots, width = pilots.queries.shape
+    queries = pilots.queries.to(dtype).reshape(-1, num_pilots, width) * (2 * scale)  # (B, P, p)
+    log_weight = log_weight.clamp(min=EMPTY).reshape(-1, num_pilots, 1)  # (B, P, 1)
+    log_square = log_weight.new_empty(len(queries), keys.shape[-2])  # (B, n)
+    step = max(CACHED // (len(queries) * num_pilots), 64)
+    held = queries.new_empty(len(queries) * num_pilots * step)  # one piece of memory: a fresh one costs more than a sum
+    for piece, result in zip(torch.split(keys, step, -2), torch.split(log_square, step, -1), strict=True):
+        scores = held[: len(queries) * num_pilots * piece.shape[-2]].view(len(queries), num_pilots, -1)  # (B, P, step)
+        piece = piece.to(dtype).reshape(len(queries), -1, width)  # (B, step, p)
+        torch.bmm(queries, piece.mT, out=scores).add_(log_weight)
+        largest = scores.amax(-2, keepdim=True)  # (B, 1, step)
+        torch.sum(scores.sub_(largest).exp_(), -2, out=result).log_().add_(largest[:, 0])
+    return log_square.reshape(*batch, -1)
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from skeinformer.attention.base import (
     settle_noise,
 )
 from skeinformer.attention.certificate import draw_checks, estimate_error
+from skeinformer.attention.merge import attend_merged, gradient_by_hand, write_rows
 from skeinformer.attention.pilots import (
     Pilots,
     Selection,
@@ -34,10 +35,10 @@ from skeinformer.attention.pilots import (
     sample_without_replacement,
     uniform_rows,
 )
-from skeinformer.attention.virtual_keys import VirtualKeys, attend, cat, from_mask, statistics_dtype
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
 from skeinformer.noise import Rand, from_seed
 from skeinformer.registry import check_choice, check_count, check_flag, check_number
-from skeinformer.sketch.base import gather_rows
+from skeinformer.rows import add_rows_, gather_rows
 from skeinformer.sketch.sampling import subsampling
 
 Columns = Literal["importance", "uniform"]
@@ -73,6 +74,15 @@ class SkeinOptions(NamedTuple):
     num_checks: int
 
 
+class Trace(NamedTuple):
+    """What Algorithm 1 had in hand on the way to its output."""
+
+    source: VirtualKeys
+    pilots: Pilots | None
+    log_probability: Tensor  # (b, h, n_k), up to a constant
+    chosen: Selection  # (b, h, d)
+
+
 def algorithm_1(
     query: Tensor,  # (b, h, n, p)
     key: Tensor,  # (b, h, n_k, p)
@@ -81,58 +91,80 @@ def algorithm_1(
     query_mask: Tensor | None,
     noise: SkeinNoise,
     options: SkeinOptions,
-    return_info: bool = False,
-) -> tuple[Tensor, SkeinInfo | None]:
+) -> tuple[Tensor, Trace]:
     """Algorithm 1 of Chen et al. (2022), line by line, on checked inputs."""
     scale = default_scale(query, options.scale)
     source = from_mask(key, value, key_mask)
-    # lines 1 to 3: rows J, uniformly, and B_J V
-    pilots = None
-    if options.reuse_pilots or options.columns == "importance":
-        rows = uniform_rows(noise.pilots, query_mask, options.num_pilots)
-        pilots = compute_pilots(query, rows, source, scale)
-    # line 4: Eq. (5)
-    log_probability = source.log_weights()
-    if pilots is not None and options.columns == "importance":
-        log_probability = log_importance(pilots, source, scale)
-    # lines 5 to 11: columns J', and attention over them
-    if options.row_norm == "none":
+    sampled = options.row_norm == "none"
+    with torch.set_grad_enabled(torch.is_grad_enabled() and (sampled or not gradient_by_hand(query, value))):
+        # lines 1 to 3: rows J, uniformly, and B_J V
+        pilots = None
+        if options.reuse_pilots or options.columns == "importance":
+            rows = uniform_rows(noise.pilots, query_mask, options.num_pilots)
+            pilots = compute_pilots(query, rows, source, scale)
+        # line 4: Eq. (5)
+        log_probability = source.log_weights()
+        if pilots is not None and options.columns == "importance":
+            log_probability = log_importance(pilots, source, scale)
+        if not sampled:
+            # lines 5 to 10: columns J', and what stands for the others
+            chosen = sample_without_replacement(log_probability, noise.columns, options.num_samples)
+            merge, virtual = merge_columns(source, chosen, with_rest=options.row_norm == "adaptive")
+    reused = pilots if options.reuse_pilots else None
+    if sampled:
         output, chosen = sketched_product(query, source, log_probability, noise.columns, scale)
+        output = write_rows(output, reused)
     else:
-        chosen = sample_without_replacement(log_probability, noise.columns, options.num_samples)
-        virtual = select(source, chosen)
-        if options.row_norm == "adaptive":
-            virtual = cat(virtual, stand_in(source, virtual, chosen))
-        output = attend(query, virtual, scale)
-    # line 12: the pilot rows are known exactly
-    if pilots is not None and options.reuse_pilots:
-        index = pilots.rows.indices[..., None].expand_as(pilots.output)  # (b, h, P, p_v)
-        output = output.scatter(-2, index, pilots.output)
-    if not return_info:
-        return output, None
-    return output, _describe(output, query, query_mask, source, pilots, chosen, log_probability, noise, options)
+        # lines 7, 11 and 12: attention over the columns; the pilot rows are known exactly
+        output = attend_merged(query, source, merge, virtual, reused, scale)
+    return output, Trace(source, pilots, log_probability, chosen)
 
 
-def select(source: VirtualKeys, chosen: Selection) -> VirtualKeys:
-    """The chosen slots with their weights, lines 5 and 6: (b, h, d, p)."""
-    log_weight = source.log_weights().gather(-1, chosen.indices).where(chosen.live, -torch.inf)
-    return VirtualKeys(gather_rows(source.keys, chosen.indices), gather_rows(source.values, chosen.indices), log_weight)
+class ColumnMerge(NamedTuple):
+    """Lines 5 to 10 as linear maps: keys [K_J'; share K_J'], values [V_J'; rest V]. The last slot may be missing."""
+
+    columns: Tensor  # (b, h, d), J'
+    share: Tensor | None  # (b, h, d) of each chosen key in their mean
+    rest: Tensor | None  # (b, h, n_k) of each value in the mean of the unchosen ones
+
+    def keys(self, key: Tensor) -> Tensor:
+        chosen = gather_rows(key, self.columns)  # (b, h, d, p)
+        return chosen if self.share is None else torch.cat([chosen, _weigh(self.share, chosen)], -2)
+
+    def values(self, value: Tensor) -> Tensor:
+        chosen = gather_rows(value, self.columns)
+        return chosen if self.rest is None else torch.cat([chosen, _weigh(self.rest, value)], -2)
+
+    def add_key_gradient_(self, total: Tensor, gradient: Tensor) -> None:
+        if self.share is not None:
+            gradient, last = gradient.tensor_split((-1,), -2)  # (b, h, d, p), (b, h, 1, p)
+            gradient = gradient.addcmul(self.share[..., None].to(last.dtype), last)
+        add_rows_(total, self.columns, gradient)
+
+    def add_value_gradient_(self, total: Tensor, gradient: Tensor) -> None:
+        if self.rest is not None:
+            gradient, last = gradient.tensor_split((-1,), -2)
+            total.addcmul_(self.rest[..., None].to(last.dtype), last)
+        add_rows_(total, self.columns, gradient)
 
 
-def stand_in(source: VirtualKeys, virtual: VirtualKeys, chosen: Selection) -> VirtualKeys:
-    """One slot for all that was not chosen, lines 8 to 10: the mean chosen key, the mean unchosen value, their weight.
+def merge_columns(source: VirtualKeys, chosen: Selection, *, with_rest: bool = True) -> tuple[ColumnMerge, VirtualKeys]:
+    """The chosen slots with their weights, and with the rest one slot for all others: (b, h, d + 1, p).
 
-    Empty where everything was chosen. For a source of weights 1 the weight is m - d. Time O(n p).
+    That slot has the mean chosen key (its score is log g, line 8), the mean unchosen value (v / (n - d), line 10) and
+    the weight of the unchosen: m - d for a source of weights 1, 0 where everything was chosen. Time O(n p).
     """
-    dtype = statistics_dtype(source.keys)
-    log_weight = source.log_weights()
-    largest = log_weight.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
-    rest = (log_weight - largest).exp().scatter(-1, chosen.indices, 0)  # (b, h, n_k)
-    total = rest.sum(-1, keepdim=True)  # (b, h, 1)
-    share = _normalized((virtual.log_weights() - largest).exp())  # (b, h, d)
-    g_key = share[..., None, :] @ virtual.keys.to(dtype)  # (b, h, 1, p): its score is log g, line 8
-    rest_value = _normalized(rest)[..., None, :] @ source.values.to(dtype)  # (b, h, 1, p_v): v / (n - d), line 10
-    return VirtualKeys(g_key.to(source.keys.dtype), rest_value.to(source.values.dtype), largest + total.log())
+    log_weights = source.log_weights()
+    log_weight = log_weights.gather(-1, chosen.indices).where(chosen.live, -torch.inf)  # (b, h, d)
+    if not with_rest:
+        merge = ColumnMerge(chosen.indices, None, None)
+    else:
+        largest = log_weights.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
+        rest = (log_weights - largest).exp().scatter(-1, chosen.indices, 0)  # (b, h, n_k)
+        share = (log_weight - largest).exp()  # (b, h, d)
+        merge = ColumnMerge(chosen.indices, _normalized(share), _normalized(rest))
+        log_weight = torch.cat([log_weight, largest + rest.sum(-1, keepdim=True).log()], -1)
+    return merge, VirtualKeys(merge.keys(source.keys), merge.values(source.values), log_weight)
 
 
 def sketched_product(
@@ -155,26 +187,24 @@ def compress(pilot_queries: Tensor, source: VirtualKeys, d: int, u: Tensor, *, s
     rows = torch.arange(pilot_queries.shape[-2], device=u.device).expand(pilot_queries.shape[:-1])
     pilots = compute_pilots(pilot_queries, Selection(rows, torch.ones_like(rows, dtype=torch.bool)), source, scale)
     chosen = sample_without_replacement(log_importance(pilots, source, scale), u, d)
-    virtual = select(source, chosen)
-    return cat(virtual, stand_in(source, virtual, chosen))
+    return merge_columns(source, chosen)[1]
 
 
 def _normalized(weight: Tensor) -> Tensor:
     return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
 
 
+def _weigh(weight: Tensor, x: Tensor) -> Tensor:
+    """sum_i weight_i x_i, summed in the precision of the weights: (..., n), (..., n, p) -> (..., 1, p)."""
+    return (weight[..., None, :] @ x.to(weight.dtype)).to(x.dtype)
+
+
 @torch.no_grad()
-def _describe(
-    output: Tensor,
-    query: Tensor,
-    query_mask: Tensor | None,
-    source: VirtualKeys,
-    pilots: Pilots | None,
-    chosen: Selection,
-    log_probability: Tensor,
-    noise: SkeinNoise,
-    options: SkeinOptions,
+def describe(
+    output: Tensor, query: Tensor, query_mask: Tensor | None, trace: Trace, noise: SkeinNoise, options: SkeinOptions
 ) -> SkeinInfo:
+    """What was selected, and the certificate of the output."""
+    source, pilots, log_probability, chosen = trace
     num_pilots = 0 if pilots is None else options.num_pilots
     checks = draw_checks(noise.pilots, query_mask, num_pilots, options.num_checks)
     scale = default_scale(query, options.scale)
@@ -367,6 +397,8 @@ def skein_attention(
     inputs = prepare(query, key, value, key_mask, query_mask)
     settled = settle_noise(partial(draw_skein_noise, options), inputs, noise, generator)
     with no_autocast(inputs.query.device):
-        output, info = algorithm_1(*inputs, SkeinNoise(*settled), options, return_info)
+        output, trace = algorithm_1(*inputs, SkeinNoise(*settled), options)
+        if return_info:
+            info = describe(output, inputs.query, inputs.query_mask, trace, SkeinNoise(*settled), options)
     output = clear_padding(output, inputs.query_mask)
-    return output if info is None else (output, info)
+    return (output, info) if return_info else output

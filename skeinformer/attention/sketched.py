@@ -14,8 +14,9 @@ from skeinformer.attention.base import Attention, Noise, default_scale
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
 from skeinformer.noise import Rand, only_shapes
 from skeinformer.registry import check_choice, check_count, check_number, check_options, lookup
+from skeinformer.rows import gather_rows
 from skeinformer.sketch import SKETCHES, Sketch, find
-from skeinformer.sketch.base import SparseColumns, gather_rows
+from skeinformer.sketch.base import SparseColumns
 
 Side = Literal["columns", "rows"]
 

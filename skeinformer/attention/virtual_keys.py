@@ -90,6 +90,22 @@ def attend_with_normalizer(query: Tensor, source: VirtualKeys, scale: float) -> 
     return output, normalizer.detach().reshape(output.shape[:-1])
 
 
+def attend_backward(
+    gradient: Tensor, query: Tensor, source: VirtualKeys, output: Tensor, normalizer: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for query, keys and values, from those of `attend_with_normalizer`'s output. On a CPU, equal widths.
+
+    A row whose normalizer is +inf counts as constant. The results are fresh tensors.
+    """
+    log_weight = None if source.log_weight is None else source.log_weight[..., None, :]  # (b, h, 1, m)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    query, keys, values = (_widen(x, x.shape[-1]) for x in (query, source.keys, source.values))
+    gradients: tuple[Tensor, Tensor, Tensor] = kernel(
+        gradient, query, keys, values, output, normalizer, 0.0, False, attn_mask=log_weight, scale=scale
+    )
+    return gradients
+
+
 def _attend_unfused(query: Tensor, source: VirtualKeys, scale: float) -> tuple[Tensor, Tensor]:
     dtype = statistics_dtype(query)
     log_weight = source.log_weights().detach()

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from skeinformer.rows import gather_rows
+
 
 class Sketch(ABC):
     """A drawn S. Immutable. `apply` and `lift` are linear, differentiable and adjoint: <S^T x, y> = <x, S y>.
@@ -87,13 +89,6 @@ class SparseRows(Sketch):
     def lift(self, y: Tensor) -> Tensor:
         check_argument("lift", y, "d", self.d, self.weight)
         return gather_sum(y, self.index, self.weight)
-
-
-def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` of x: (..., n, p), (..., k) -> (..., k, p). Batch dimensions broadcast."""
-    batch = torch.broadcast_shapes(x.shape[:-2], index.shape[:-1])  # type: ignore[no-untyped-call]
-    index = index[..., None].expand(*batch, index.shape[-1], x.shape[-1])  # (..., k, p)
-    return x.expand(*batch, *x.shape[-2:]).gather(-2, index)
 
 
 def gather_sum(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:

@@ -74,12 +74,13 @@ def transcribed(
     return over_heads(one_head, q, k, v, key_mask, query_mask)
 
 
+@pytest.mark.parametrize("p_v", [3, 5])  # the gradient by hand, and autograd's
 @pytest.mark.parametrize("num_pilots", [3, 20])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("options", OPTIONS, ids=label)
-def test_values_and_gradients_of_algorithm_1(options: dict[str, object], case: str, num_pilots: int) -> None:
+def test_values_and_gradients_of_algorithm_1(options: dict[str, object], case: str, num_pilots: int, p_v: int) -> None:
     n, n_k, key_mask, query_mask = mask_case(case)
-    q, k, v = tensors(2, 2, n, n_k, p=3, p_v=5, peak=4)
+    q, k, v = tensors(2, 2, n, n_k, p=3, p_v=p_v, peak=4)
     scale = 1 / math.sqrt(3)
     output, info = skein_attention(
         q,

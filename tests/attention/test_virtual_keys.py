@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.pilots import Selection, compute_pilots, log_importance
-from skeinformer.attention.skein import compress, select, stand_in
+from skeinformer.attention.skein import compress, merge_columns
 from skeinformer.attention.virtual_keys import (
     VirtualKeys,
     _attend_unfused,
@@ -224,6 +224,10 @@ def test_compressing_an_empty_set_gives_an_empty_set() -> None:
     assert (attend(rand(2, 3, 4, seed=6), small, SCALE) == 0).all()
 
 
+def every(index: Tensor) -> Selection:
+    return Selection(index, torch.ones_like(index, dtype=torch.bool))
+
+
 def test_a_weighted_slot_is_chosen_and_summarized_like_its_copies() -> None:
     """Eq. (5) gives a slot of weight w the norm of w equal columns added up; the stand-in weighs by w."""
     source = weighted_set(1, 1, m=6)
@@ -232,9 +236,8 @@ def test_a_weighted_slot_is_chosen_and_summarized_like_its_copies() -> None:
     copies = repeated(source, TIMES)
     queries = rand(1, 1, 4, 4, seed=5)
     rows = torch.arange(4).expand(1, 1, 4)
-    live = Selection(rows, torch.ones_like(rows, dtype=torch.bool))
-    ours = log_importance(compute_pilots(queries, live, source, SCALE), source, SCALE)
-    theirs = log_importance(compute_pilots(queries, live, copies, SCALE), copies, SCALE)
+    ours = log_importance(compute_pilots(queries, every(rows), source, SCALE), source, SCALE)
+    theirs = log_importance(compute_pilots(queries, every(rows), copies, SCALE), copies, SCALE)
     groups = torch.arange(6).repeat_interleave(torch.tensor(TIMES))
     summed = torch.zeros(6, dtype=torch.float64).index_add(0, groups, theirs[0, 0].exp()).log()
     torch.testing.assert_close(ours[0, 0], summed, rtol=1e-12, atol=1e-12)
@@ -242,11 +245,8 @@ def test_a_weighted_slot_is_chosen_and_summarized_like_its_copies() -> None:
     chosen = torch.tensor([[[4, 0]]])
     all_copies = torch.tensor([[[j for j, group in enumerate(groups.tolist()) if group in (0, 4)]]])
     ours_rest, theirs_rest = (
-        stand_in(x, select(x, picked), picked)
-        for x, picked in (
-            (source, Selection(chosen, torch.ones_like(chosen, dtype=torch.bool))),
-            (copies, Selection(all_copies, torch.ones_like(all_copies, dtype=torch.bool))),
-        )
+        VirtualKeys(*(part.narrow(2, picked.shape[-1], 1) for part in merge_columns(x, every(picked))[1]))
+        for x, picked in ((source, chosen), (copies, all_copies))
     )
     for a, b in zip(ours_rest, theirs_rest, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,113 @@
+"""Attention over merged keys with exact rows written over it, and its gradient by hand.
+
+A Merge makes m' virtual keys and values out of n as fixed linear maps, K' = M_K K and V' = M_V V. The output
+
+    R = softmax(s Q K'^T + w') V',   R_J = softmax(s Q_J K^T + w) V
+
+has three cheap gradients: those of two calls of the fused kernel, and M^T applied to the first one's. Left to autograd
+they meet in a dozen tensors of n rows that are filled, copied and added; by hand there are only the three results. The
+rows J are kept out of the first call's gradient by a normalizer of +inf, which makes their weights zero.
+"""
+
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from skeinformer.attention.pilots import Pilots
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, attend_backward, attend_with_normalizer
+from skeinformer.rows import gather_rows, plain_cpu, write_rows_
+
+
+class Merge(Protocol):
+    """M_K and M_V, drawn already: they carry no gradient. Tensors of shape (b, h, n, p) and (b, h, m', p)."""
+
+    def keys(self, key: Tensor) -> Tensor:
+        """M_K K."""
+
+    def values(self, value: Tensor) -> Tensor:
+        """M_V V."""
+
+    def add_key_gradient_(self, total: Tensor, gradient: Tensor) -> None:
+        """total += M_K^T gradient."""
+
+    def add_value_gradient_(self, total: Tensor, gradient: Tensor) -> None:
+        """total += M_V^T gradient."""
+
+
+def gradient_by_hand(query: Tensor, value: Tensor) -> bool:
+    """Whether `attend_merged` takes its own gradient: on a CPU, outside of compiled graphs and function transforms."""
+    return plain_cpu(query) and query.shape[-1] == value.shape[-1]
+
+
+def attend_merged(
+    query: Tensor,  # (b, h, n, p)
+    source: VirtualKeys,
+    merge: Merge,
+    virtual: VirtualKeys,  # the merged keys and values
+    pilots: Pilots | None,  # the rows to write over the result
+    scale: float,
+) -> Tensor:
+    """Attention over `virtual`, with the pilot rows written over it: (b, h, n, p_v).
+
+    Where `gradient_by_hand` says so, gradients reach query, source.keys and source.values through `merge`, and
+    `virtual` and `pilots` are taken as constants; elsewhere they flow through those two.
+    """
+    if not gradient_by_hand(query, source.values):
+        return write_rows(attend(query, virtual, scale), pilots)
+    inputs = (query, source.keys, source.values)
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
+        output, _ = attend_with_normalizer(query, virtual, scale)
+        return output if pilots is None else write_rows_(output, pilots.rows.indices, pilots.output)
+    written = _AttendMerged.apply(*inputs, source.log_weight, merge, virtual, pilots, scale)  # type: ignore[no-untyped-call]
+    return cast(Tensor, written)
+
+
+def write_rows(output: Tensor, pilots: Pilots | None) -> Tensor:
+    """The pilot rows over a copy of `output`, line 12 of Algorithm 1."""
+    if pilots is None:
+        return output
+    return output.scatter(-2, pilots.rows.indices[..., None].expand_as(pilots.output), pilots.output)
+
+
+class _AttendMerged(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_weight: Tensor | None,
+        merge: Merge,
+        virtual: VirtualKeys,
+        pilots: Pilots | None,
+        scale: float,
+    ) -> Tensor:
+        output, normalizer = attend_with_normalizer(query, virtual, scale)
+        if pilots is not None:
+            write_rows_(output, pilots.rows.indices, pilots.output)
+            normalizer = normalizer.scatter(-1, pilots.rows.indices, torch.inf)
+            ctx.rows = pilots.rows.indices
+        ctx.save_for_backward(
+            query, key, value, log_weight, output, normalizer, *virtual, *(() if pilots is None else pilots[1:])
+        )
+        ctx.merge, ctx.scale = merge, scale
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, log_weight, output, normalizer, *rest = ctx.saved_tensors
+        virtual, pilots = VirtualKeys(*rest[:3]), rest[3:]  # pilots: queries, output, normalizer
+        d_query, d_keys, d_values = attend_backward(gradient, query, virtual, output, normalizer, ctx.scale)
+        if pilots:
+            queries, exact, row_sum = pilots
+            source, of_rows = VirtualKeys(key, value, log_weight), gather_rows(gradient, ctx.rows)
+            d_pilots, d_key, d_value = attend_backward(of_rows, queries, source, exact, row_sum, ctx.scale)
+            write_rows_(d_query, ctx.rows, d_pilots)
+        else:
+            d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
+        ctx.merge.add_key_gradient_(d_key, d_keys)
+        ctx.merge.add_value_gradient_(d_value, d_values)
+        return d_query, d_key, d_value, None, None, None, None, None

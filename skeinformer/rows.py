@@ -1,0 +1,67 @@
+"""Rows of a tensor by index: read, written over, added to.
+
+A tensor (..., n, p) whose rows are dense in memory is a list of rows, whatever the order of its other dimensions, and
+whole rows are copied several times faster than `gather` and `scatter` move their elements. These need a tensor at hand
+on a CPU and no gradient; elsewhere `gather` and `scatter` do the same.
+"""
+
+import torch
+from torch import Tensor
+
+
+def plain_cpu(x: Tensor) -> bool:
+    """Whether x is at hand on a CPU: not in a compiled graph, nor under vmap, grad and other function transforms."""
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return x.device.type == "cpu" and not traced
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` of x: (..., n, p), (..., k) -> (..., k, p). Batch dimensions broadcast."""
+    batch = torch.broadcast_shapes(x.shape[:-2], index.shape[:-1])  # type: ignore[no-untyped-call]
+    x, index = x.expand(*batch, *x.shape[-2:]), index.expand(*batch, -1)
+    if _moves_whole_rows(x):
+        rows, row = _list_of_rows(x, index)
+        return rows.index_select(0, row).view(*index.shape, x.shape[-1])
+    return x.gather(-2, _per_element(index, x))
+
+
+def write_rows_(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """x[..., index, :] = rows, in place: (..., n, p), (..., k), (..., k, p). The indices are distinct."""
+    if _moves_whole_rows(x):
+        listed, row = _list_of_rows(x, index)
+        listed.index_copy_(0, row, rows.reshape(-1, rows.shape[-1]))
+        return x
+    return x.scatter_(-2, _per_element(index, x), rows)
+
+
+def add_rows_(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """x[..., index, :] += rows, in place."""
+    if _moves_whole_rows(x):
+        listed, row = _list_of_rows(x, index)
+        listed.index_add_(0, row, rows.reshape(-1, rows.shape[-1]))
+        return x
+    return x.scatter_add_(-2, _per_element(index, x), rows)
+
+
+def _per_element(index: Tensor, x: Tensor) -> Tensor:
+    return index[..., None].expand(*index.shape, x.shape[-1])  # (..., k, p)
+
+
+def _moves_whole_rows(x: Tensor) -> bool:
+    recorded = torch.is_grad_enabled() and x.requires_grad
+    if recorded or not plain_cpu(x) or not x.shape[-1]:
+        return False
+    *strides, inner = x.stride()
+    return inner == 1 and all(stride % x.shape[-1] == 0 for stride in strides)
+
+
+def _list_of_rows(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The memory of x as rows (r, p), and where in it the rows `index` are: (prod(index.shape),)."""
+    p = x.shape[-1]
+    *strides, inner = (stride // p for stride in x.stride()[:-1])  # in rows
+    row = index * inner
+    for dim, (extent, stride) in enumerate(zip(x.shape[:-2], strides, strict=True)):
+        if extent > 1 and stride:
+            row = row + torch.arange(0, extent * stride, stride).view(-1, *[1] * (index.dim() - dim - 1))
+    last = sum((extent - 1) * stride for extent, stride in zip(x.shape[:-1], (*strides, inner), strict=True))
+    return x.as_strided((last + 1, p), (p, 1)), row.reshape(-1)
