@@ -97,13 +97,29 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def _commands() -> dict[str, Command]:
+    from skeinformer.approx import Approx, run_approx
+    from skeinformer.bench import Bench, run_bench
     from skeinformer.demo import Demo, run_demo
+    from skeinformer.report.command import Report, run_report
+
+    def approx(options: Approx) -> None:
+        path = run_approx(options)
+        print(f"For a page of this: skein report --records {path}", flush=True)
+
+    def bench(options: Bench) -> None:
+        print(run_bench(options), flush=True)
 
     def demo(options: Demo) -> None:
         print(run_demo(options), flush=True)
 
+    def report(options: Report) -> None:
+        print(run_report(options), flush=True)
+
     return {
         "demo": Command(Demo, demo),
+        "approx": Command(Approx, approx),
+        "report": Command(Report, report),
+        "bench": Command(Bench, bench),
         "methods": Command(Methods, print_methods),
         "flops": Command(Flops, print_flops),
     }

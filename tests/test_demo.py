@@ -14,7 +14,8 @@ pytest.importorskip("matplotlib", reason="needs the extra `lab`")
 from rich.console import Console
 
 from skeinformer.demo import Demo, run_demo
-from skeinformer.lab.demo import contenders, demo_records, exact_attention
+from skeinformer.lab.demo import contenders, demo_records
+from skeinformer.lab.measure import exact_attention
 from skeinformer.lab.pretrained import minilm_folder
 from skeinformer.records import read
 

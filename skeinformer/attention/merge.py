@@ -9,7 +9,7 @@ they meet in a dozen tensors of n rows that are filled, copied and added; by han
 rows J are kept out of the first call's gradient by a normalizer of +inf, which makes their weights zero.
 """
 
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from torch.autograd.function import once_differentiable
 from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, attend_backward, attend_with_normalizer
 from skeinformer.rows import gather_rows, plain_cpu, write_rows_
+
+MANY = 1 / 6  # from this share of pilots on, gathering the other rows is quicker than computing all
 
 
 class Merge(Protocol):
@@ -58,8 +60,7 @@ def attend_merged(
         return write_rows(attend(query, virtual, scale), pilots)
     inputs = (query, source.keys, source.values)
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
-        output, _ = attend_with_normalizer(query, virtual, scale)
-        return output if pilots is None else write_rows_(output, pilots.rows.indices, pilots.output)
+        return _attend_others(query, virtual, pilots, scale)[0]
     written = _AttendMerged.apply(*inputs, source.log_weight, merge, virtual, pilots, scale)  # type: ignore[no-untyped-call]
     return cast(Tensor, written)
 
@@ -69,6 +70,32 @@ def write_rows(output: Tensor, pilots: Pilots | None) -> Tensor:
     if pilots is None:
         return output
     return output.scatter(-2, pilots.rows.indices[..., None].expand_as(pilots.output), pilots.output)
+
+
+class _Others(NamedTuple):
+    """The rows that are not pilots and their attention over the virtual keys, or all rows where that is quicker."""
+
+    rows: Tensor | None  # (b, h, n - P), None for all
+    query: Tensor  # (b, h, n - P, p)
+    output: Tensor  # (b, h, n - P, p)
+    normalizer: Tensor  # (b, h, n - P)
+
+
+def _attend_others(query: Tensor, virtual: VirtualKeys, pilots: Pilots | None, scale: float) -> tuple[Tensor, _Others]:
+    """The output, and what its gradient needs."""
+    n, num_pilots = query.shape[-2], 0 if pilots is None else pilots.queries.shape[-2]
+    if pilots is None or num_pilots == n or num_pilots < MANY * n:
+        output, normalizer = attend_with_normalizer(query, virtual, scale)
+        others = _Others(None, query, output, normalizer)
+    else:
+        left = torch.ones_like(query[..., 0], dtype=torch.bool).scatter_(-1, pilots.rows.indices, False)  # (b, h, n)
+        rows = left.nonzero()[:, -1].view(*query.shape[:2], n - num_pilots)
+        chosen = gather_rows(query, rows)
+        others = _Others(rows, chosen, *attend_with_normalizer(chosen, virtual, scale))
+        output = write_rows_(torch.empty_like(query), rows, others.output)
+    if pilots is not None:
+        write_rows_(output, pilots.rows.indices, pilots.output)
+    return output, others
 
 
 class _AttendMerged(torch.autograd.Function):
@@ -84,23 +111,24 @@ class _AttendMerged(torch.autograd.Function):
         pilots: Pilots | None,
         scale: float,
     ) -> Tensor:
-        output, normalizer = attend_with_normalizer(query, virtual, scale)
+        output, others = _attend_others(query, virtual, pilots, scale)
         if pilots is not None:
-            write_rows_(output, pilots.rows.indices, pilots.output)
-            normalizer = normalizer.scatter(-1, pilots.rows.indices, torch.inf)
+            if others.rows is None:
+                others.normalizer.scatter_(-1, pilots.rows.indices, torch.inf)
             ctx.rows = pilots.rows.indices
-        ctx.save_for_backward(
-            query, key, value, log_weight, output, normalizer, *virtual, *(() if pilots is None else pilots[1:])
-        )
+        ctx.save_for_backward(key, value, log_weight, *others, *virtual, *(() if pilots is None else pilots[1:]))
         ctx.merge, ctx.scale = merge, scale
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, log_weight, output, normalizer, *rest = ctx.saved_tensors
+        key, value, log_weight, rows, query, output, normalizer, *rest = ctx.saved_tensors
         virtual, pilots = VirtualKeys(*rest[:3]), rest[3:]  # pilots: queries, output, normalizer
-        d_query, d_keys, d_values = attend_backward(gradient, query, virtual, output, normalizer, ctx.scale)
+        of_others = gradient if rows is None else gather_rows(gradient, rows)
+        d_query, d_keys, d_values = attend_backward(of_others, query, virtual, output, normalizer, ctx.scale)
+        if rows is not None:
+            d_query = write_rows_(torch.empty_like(gradient, memory_format=torch.contiguous_format), rows, d_query)
         if pilots:
             queries, exact, row_sum = pilots
             source, of_rows = VirtualKeys(key, value, log_weight), gather_rows(gradient, ctx.rows)

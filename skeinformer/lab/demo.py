@@ -8,10 +8,17 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from skeinformer.attention import build, skein_attention
-from skeinformer.lab.measure import interleaved, peak_memory, quartiles, ratio, relative_error
+from skeinformer.lab.measure import (
+    exact_attention,
+    finite,
+    interleaved,
+    peak_memory,
+    quartiles,
+    ratio,
+    relative_error,
+)
 from skeinformer.lab.pretrained import first_tokens, load_model, load_text, pretrained_qkv
 from skeinformer.records import Record, machine
 from skeinformer.registry import check_count
@@ -84,11 +91,6 @@ def contenders(samples: int, pilots: Sequence[int]) -> list[Contender]:
         check_count("pilots", count)
     skeins = [Contender("skeinformer", f"Skeinformer with {count} pilots", samples, count) for count in pilots]
     return [Contender("softmax", "exact attention"), Contender("vmean", "V-mean"), *skeins]
-
-
-def exact_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """softmax(Q K^T / sqrt(p)) V in float64: what errors are measured against. Time O(n^2 p), memory O(n p)."""
-    return F.scaled_dot_product_attention(query.double(), key.double(), value.double())
 
 
 def _step(on_step: OnStep, stage: str, done: float, share: float, detail: str, part: float) -> None:
@@ -164,13 +166,13 @@ def _memory_and_error(
             generator=torch.Generator(qkv[0].device).manual_seed(seed),
             return_info=True,
         )
-        estimate = _finite(info.error.double().mean())
-        estimate_se = _finite(info.error_se.double().square().sum().sqrt() / info.error_se.numel())
+        estimate = finite(info.error.double().mean())
+        estimate_se = finite(info.error_se.double().square().sum().sqrt() / info.error_se.numel())
     error = relative_error(output, exact).flatten()  # (h,)
     return {
         "peak_bytes": peak,
-        "error": _finite(error.mean()),
-        "error_se": _finite(error.std() / len(error) ** 0.5) if len(error) > 1 else None,
+        "error": finite(error.mean()),
+        "error_se": finite(error.std() / len(error) ** 0.5) if len(error) > 1 else None,
         "estimate": estimate,
         "estimate_se": estimate_se,
     }
@@ -182,7 +184,3 @@ def _times(seconds: Sequence[float] | None, reference: Sequence[float] | None) -
     if seconds is None or reference is None:
         return dict.fromkeys(names)
     return dict(zip(names, (*quartiles(seconds), *ratio(seconds, reference)), strict=True))
-
-
-def _finite(x: Tensor) -> float | None:
-    return float(x) if torch.isfinite(x) else None

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
+from torch.nn import functional as F
 
 
 class Quartiles(NamedTuple):
@@ -91,8 +92,16 @@ def relative_error(approx: Tensor, exact: Tensor, query_mask: Tensor | None = No
 
     `query_mask` (b, n), True = real. Both zero gives 0.
     """
+    return frobenius_error(approx, exact, query_mask, relative=True)
+
+
+def frobenius_error(
+    approx: Tensor, exact: Tensor, query_mask: Tensor | None = None, *, relative: bool = False
+) -> Tensor:
+    """|approx - exact|_F, divided by |exact|_F if `relative`: (b, h), float64."""
     approx, exact = _rows(approx, query_mask), _rows(exact, query_mask)
-    return _quotient(_frobenius_norm(approx - exact), _frobenius_norm(exact))
+    error = _frobenius_norm(approx - exact)
+    return _quotient(error, _frobenius_norm(exact)) if relative else error
 
 
 def spectral_error(approx: Tensor, exact: Tensor, query_mask: Tensor | None = None, *, relative: bool = True) -> Tensor:
@@ -104,6 +113,35 @@ def spectral_error(approx: Tensor, exact: Tensor, query_mask: Tensor | None = No
     approx, exact = _rows(approx, query_mask), _rows(exact, query_mask)
     error = _spectral_norm(approx - exact)
     return _quotient(error, _spectral_norm(exact)) if relative else error
+
+
+def row_error(approx: Tensor, exact: Tensor) -> Tensor:
+    """The largest row of approx - exact over the largest row of exact, in the Euclidean norm: (b, h), float64."""
+    approx, exact = _rows(approx, None), _rows(exact, None)
+    return _quotient((approx - exact).norm(dim=-1).amax(-1), exact.norm(dim=-1).amax(-1))
+
+
+def mean_cosine(approx: Tensor, exact: Tensor) -> Tensor:
+    """The mean over rows of the cosine between a row of approx and that row of exact: (b, h), float64."""
+    return F.cosine_similarity(_rows(approx, None), _rows(exact, None), dim=-1).mean(-1)
+
+
+def exact_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """softmax(Q K^T / sqrt(p)) V in float64: what errors are measured against. Time O(n^2 p), memory O(n p)."""
+    return F.scaled_dot_product_attention(query.double(), key.double(), value.double())
+
+
+def input_gradients(run: Callable[..., Tensor], inputs: Sequence[Tensor], upstream: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of <run(*inputs), upstream> with respect to each input; zeros for one that is not used."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    with torch.enable_grad():
+        output = run(*leaves)
+    return torch.autograd.grad(output, leaves, upstream.to(output.dtype), materialize_grads=True)
+
+
+def finite(x: Tensor) -> float | None:
+    """The number that `x` holds, or None where JSON has no such number."""
+    return float(x) if torch.isfinite(x) else None
 
 
 def _rows(x: Tensor, query_mask: Tensor | None) -> Tensor:

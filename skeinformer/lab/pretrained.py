@@ -9,9 +9,9 @@ and the text is the Python language reference that comes with Python itself.
 """
 
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skeinformer.registry import check_choice, check_count
+from skeinformer.registry import check_choice, check_count, lookup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,24 +42,60 @@ class Pretrained(NamedTuple):
 def pretrained_qkv(
     n: int,
     *,
+    offset: int = 0,
     layer: int = 0,
     text: Path | str | None = None,
     model: Path | str | None = None,
     weights: str = "pretrained",
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V, each (1, heads, n, p) in float32, of layer `layer` on the first n tokens of a text.
+    """Q, K and V, each (1, heads, n, p) in float32, of layer `layer` on tokens [offset, offset + n) of a text.
 
     text: a file as in `load_text`. model: a name or folder that transformers' AutoModel takes; None is the packaged
     MiniLM. weights="initialized" draws the three projections of the layer from N(0, 0.02^2) with `seed`, biases 0; the
     embedding and the layers before stay pretrained.
     """
     check_count("n", n)
+    if offset < 0:
+        raise ValueError(f"offset must be at least 0, got {offset}")
     check_choice("weights", weights, WEIGHTS)
     pretrained = load_model(None if model is None else str(model))
-    attention = _self_attention(pretrained.model, layer)
-    tokens = first_tokens(load_text(text), n, pretrained.tokenizer)  # (n,)
-    hidden = _hidden_states(pretrained, tokens, attention.query)  # (n, width)
+    check_layer(pretrained, layer)
+    tokens = first_tokens(load_text(text), offset + n, pretrained.tokenizer)[offset:]  # (n,)
+    hidden = hidden_states(pretrained, tokens, [layer])[layer]
+    return project_qkv(pretrained, hidden, layer, weights=weights, seed=seed)
+
+
+def hidden_states(pretrained: Pretrained, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+    """What enters each of `layers` for every token, (n, width), chunk by chunk, in one pass up to the deepest."""
+    full, rest = divmod(len(tokens), pretrained.chunk)
+    chunks = tokens[: full * pretrained.chunk].view(full, pretrained.chunk)
+    batches = [*torch.split(chunks, CHUNKS_AT_ONCE)] if full else []
+    if rest:
+        batches.append(tokens[-rest:][None])
+    entering: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+
+    def keep(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        entering[layer].append(inputs[0].flatten(0, 1))  # (chunks * length, width)
+        if layer == max(layers):
+            raise _Reached
+
+    with ExitStack() as hooks, torch.no_grad():
+        for layer in entering:
+            projection = _self_attention(pretrained.model, layer).query
+            hooks.enter_context(projection.register_forward_pre_hook(partial(keep, layer)))
+        for batch in batches:
+            with suppress(_Reached):
+                pretrained.model(input_ids=batch, attention_mask=torch.ones_like(batch))
+    return {layer: torch.cat(states) for layer, states in entering.items()}
+
+
+@torch.no_grad()
+def project_qkv(
+    pretrained: Pretrained, hidden: Tensor, layer: int, *, weights: str = "pretrained", seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V, each (1, heads, n, p), of the states (n, width) that enter `layer`; weights as in pretrained_qkv."""
+    heads = int(pretrained.model.config.num_attention_heads)
     generator = torch.Generator().manual_seed(seed)
 
     def project(projection: nn.Linear) -> Tensor:
@@ -68,37 +104,47 @@ def pretrained_qkv(
             x = hidden @ weight.T
         else:
             x = F.linear(hidden, projection.weight, projection.bias)
-        heads = int(pretrained.model.config.num_attention_heads)
-        return x.view(1, n, heads, -1).transpose(1, 2).contiguous()  # (1, h, n, p)
+        return x.view(1, len(hidden), heads, -1).transpose(1, 2).contiguous()  # (1, h, n, p)
 
-    with torch.no_grad():
-        return project(attention.query), project(attention.key), project(attention.value)
+    attention = _self_attention(pretrained.model, layer)
+    return project(attention.query), project(attention.key), project(attention.value)
 
 
-def load_text(path: Path | str | None = None) -> str:
-    """The text of a .txt file, of the column `text` of a .parquet file, or of the Python language reference (None)."""
+def load_text(path: Path | str | None = None, where: Mapping[str, str] | None = None) -> str:
+    """The text of a .txt file, of the column `text` of a .parquet file, or of the Python language reference (None).
+
+    `where`, of a .parquet file only: the rows to take, as the value that each of some columns must have.
+    """
+    if where and (path is None or Path(path).suffix != ".parquet"):
+        raise ValueError(f"a filter such as {_first(where)} chooses rows of a .parquet file; give one, or no filter")
     if path is None:
         topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
         return "\n\n".join(topics[name] for name in sorted(topics))
     path = Path(path)
     if path.suffix == ".parquet":
-        return _parquet_text(path)
+        return _parquet_text(path, where or {})
     if path.suffix == ".txt":
         return path.read_text(encoding="utf-8")
     raise ValueError(f"{path} ends in {path.suffix!r}; expected a .txt file or a .parquet file with a column 'text'")
 
 
 def first_tokens(text: str, n: int, tokenizer: Any) -> Tensor:
-    """The first n tokens of `text`, without special tokens: (n,). Reads only as much of the text as it needs."""
+    """The first n tokens of `text`, without special tokens: (n,). A ValueError if there are fewer."""
+    tokens = up_to_tokens(text, n, tokenizer)
+    if len(tokens) < n:
+        raise ValueError(f"the text has {len(tokens)} tokens, {n} are needed; give a longer text or a smaller n")
+    return tokens
+
+
+def up_to_tokens(text: str, n: int, tokenizer: Any) -> Tensor:
+    """The first n tokens of `text`, or all where it has fewer. Reads only as much of the text as it needs."""
     size = 8 * n + 1000
     while True:
         # words end at white space, so a text cut there has the tokens that it has in the whole
         cut = next((i for i in range(size, len(text)) if text[i].isspace()), len(text))
         tokens = tokenizer(text[:cut], add_special_tokens=False, verbose=False)["input_ids"]
-        if len(tokens) >= n:
+        if len(tokens) >= n or cut == len(text):
             return torch.tensor(tokens[:n])
-        if cut == len(text):
-            raise ValueError(f"the text has {len(tokens)} tokens, {n} are needed; give a longer text or a smaller n")
         size *= 2
 
 
@@ -149,26 +195,9 @@ class _Reached(Exception):
     """Ends a forward pass at the layer whose input was wanted."""
 
 
-def _hidden_states(pretrained: Pretrained, tokens: Tensor, projection: nn.Module) -> Tensor:
-    """What enters `projection` for every token, chunk by chunk: (n, width)."""
-    full, rest = divmod(len(tokens), pretrained.chunk)
-    chunks = tokens[: full * pretrained.chunk].view(full, pretrained.chunk)
-    batches = [*torch.split(chunks, CHUNKS_AT_ONCE)] if full else []
-    if rest:
-        batches.append(tokens[-rest:][None])
-    entering: list[Tensor] = []
-
-    def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        entering.append(inputs[0].flatten(0, 1))  # (chunks * length, width)
-        raise _Reached
-
-    with projection.register_forward_pre_hook(stop), torch.no_grad():
-        for batch in batches:
-            try:
-                pretrained.model(input_ids=batch, attention_mask=torch.ones_like(batch))
-            except _Reached:
-                continue
-    return torch.cat(entering)
+def check_layer(pretrained: Pretrained, layer: int) -> None:
+    """Raise a ValueError unless the model has a layer of that number."""
+    _self_attention(pretrained.model, layer)
 
 
 def _self_attention(model: nn.Module, layer: int) -> Any:
@@ -196,15 +225,25 @@ def _num_positions(model: Any) -> int:
     return positions if padding is None else positions - padding - 1
 
 
-def _parquet_text(path: Path) -> str:
-    from pyarrow import parquet
+def _parquet_text(path: Path, where: Mapping[str, str]) -> str:
+    from pyarrow import compute, parquet, string
 
     with parquet.ParquetFile(path) as file:
         columns = file.schema_arrow.names
         if "text" not in columns:
             raise ValueError(f"{path} has the columns {', '.join(columns)}; expected one named 'text'")
-        rows = file.read(columns=["text"])["text"].to_pylist()
-    return "\n".join(row for row in rows if row is not None)
+        for name in where:
+            lookup(f"column of {path.name}", name, dict.fromkeys(columns))
+        table = file.read(columns=["text", *where])
+    for name, value in where.items():
+        table = table.filter(compute.equal(compute.cast(table[name], string()), value))
+        if not len(table):
+            raise ValueError(f"no row of {path} is left by {name}={value}; look at the values of that column")
+    return "\n".join(row for row in table["text"].to_pylist() if row is not None)
+
+
+def _first(where: Mapping[str, str]) -> str:
+    return "=".join(next(iter(where.items())))
 
 
 @contextmanager

@@ -6,7 +6,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from skeinformer.lab.measure import interleaved, peak_memory, quartiles, ratio, relative_error, spectral_error
+from skeinformer.lab.measure import (
+    finite,
+    frobenius_error,
+    input_gradients,
+    interleaved,
+    mean_cosine,
+    peak_memory,
+    quartiles,
+    ratio,
+    relative_error,
+    row_error,
+    spectral_error,
+)
 
 MIB = 2**20
 
@@ -129,3 +141,28 @@ def test_errors_carry_no_gradient_and_are_float64() -> None:
         assert error.dtype == torch.float64
         assert not error.requires_grad
         assert error.shape == (1, 2)
+
+
+def test_row_error_and_cosine_by_hand() -> None:
+    exact = torch.tensor([[3.0, 4.0], [0.0, 2.0]])[None, None]
+    approx = torch.tensor([[3.0, 3.0], [2.0, 2.0]])[None, None]
+    double = torch.float64
+    torch.testing.assert_close(row_error(approx, exact), torch.tensor([[2 / 5]], dtype=double))
+    cosines = [21 / (5 * 18**0.5), 2 / 8**0.5]
+    torch.testing.assert_close(mean_cosine(approx, exact), torch.tensor([[sum(cosines) / 2]], dtype=double))
+    torch.testing.assert_close(frobenius_error(approx, exact), torch.tensor([[5**0.5]], dtype=double))
+
+
+def test_gradients_of_unused_inputs_are_zero_and_nothing_is_left_behind() -> None:
+    x, y = torch.rand(3), torch.rand(3, requires_grad=True)
+    upstream = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    with torch.no_grad():
+        first, second = input_gradients(lambda a, b: a.square(), (x, y), upstream)
+    torch.testing.assert_close(first, 2 * x * upstream.float())
+    assert torch.equal(second, torch.zeros(3))
+    assert y.grad is None
+
+
+def test_a_number_that_json_cannot_hold_is_none() -> None:
+    assert finite(torch.tensor(0.5)) == 0.5
+    assert finite(torch.tensor(float("nan"))) is None

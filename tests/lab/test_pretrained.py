@@ -14,7 +14,15 @@ pytest.importorskip("transformers", reason="needs the extra `lab`")
 import transformers
 
 from skeinformer.lab import pretrained
-from skeinformer.lab.pretrained import first_tokens, load_model, load_text, minilm_folder, pretrained_qkv
+from skeinformer.lab.pretrained import (
+    first_tokens,
+    hidden_states,
+    load_model,
+    load_text,
+    minilm_folder,
+    pretrained_qkv,
+    project_qkv,
+)
 
 try:
     minilm_folder()
@@ -74,6 +82,23 @@ def test_many_chunks_are_those_that_go_alone(minilm: pretrained.Pretrained) -> N
     tokens = first_tokens(load_text(), n, minilm.tokenizer)
     expected = projections(minilm.model, tokens[-512:], 0)["query"]
     torch.testing.assert_close(query[0, :, -512:].transpose(0, 1).flatten(1), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_offset_moves_along_the_text(minilm: pretrained.Pretrained) -> None:
+    tokens = first_tokens(load_text(), 150, minilm.tokenizer)
+    expected = projections(minilm.model, tokens[100:], 1)
+    for x, name in zip(pretrained_qkv(50, offset=100, layer=1), ("query", "key", "value"), strict=True):
+        torch.testing.assert_close(x[0].transpose(0, 1).flatten(1), expected[name], rtol=1e-5, atol=1e-5)
+
+
+def test_one_pass_gives_the_states_of_several_layers(minilm: pretrained.Pretrained) -> None:
+    tokens = first_tokens(load_text(), 600, minilm.tokenizer)
+    together = hidden_states(minilm, tokens, [3, 0, 1])
+    assert sorted(together) == [0, 1, 3]
+    for layer, states in together.items():
+        torch.testing.assert_close(states, hidden_states(minilm, tokens, [layer])[layer])
+        query = project_qkv(minilm, states, layer)[0]
+        torch.testing.assert_close(query, pretrained_qkv(600, layer=layer)[0])
 
 
 def test_the_model_works_as_before_after_its_states_were_taken(minilm: pretrained.Pretrained) -> None:
@@ -143,10 +168,26 @@ def test_text_files(tmp_path: Path) -> None:
         load_text(tmp_path / "missing.txt")
 
 
+def test_a_filter_chooses_rows_of_a_parquet_file(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"text": ["a", "b", "c", None], "split": ["test", "train", "test", "test"], "part": [1, 1, 2, 1]}
+    path = tmp_path / "a.parquet"
+    parquet.write_table(sys.modules["pyarrow"].table(columns), path)
+    assert load_text(path, {"split": "test"}) == "a\nc"
+    assert load_text(path, {"split": "test", "part": "1"}) == "a"
+    with pytest.raises(ValueError, match=r"unknown column of a\.parquet 'spilt'; did you mean 'split'"):
+        load_text(path, {"spilt": "test"})
+    with pytest.raises(ValueError, match=r"no row of .*a\.parquet is left by split=valid"):
+        load_text(path, {"split": "valid"})
+    with pytest.raises(ValueError, match=r"a filter such as split=test chooses rows of a \.parquet file"):
+        load_text(None, {"split": "test"})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"n": 0}, "n must be at least 1"),
+        ({"n": 8, "offset": -1}, "offset must be at least 0"),
         ({"n": 8, "layer": 6}, "layer=6 does not exist; the model has layers 0 to 5"),
         ({"n": 8, "layer": -1}, "layer=-1 does not exist"),
         ({"n": 8, "weights": "initialised"}, "did you mean 'initialized'"),

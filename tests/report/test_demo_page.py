@@ -1,7 +1,6 @@
-"""The page is one self-contained file that shows every record, escapes every text and says what the records say."""
+"""The demo's page is one self-contained file that shows every record, escapes every text, says what they say."""
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,17 +8,17 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
-from skeinformer import report
 from skeinformer.records import Record
-from skeinformer.report import figure_svg, number, seconds, size, spread, summary, write_figure, write_report
-
-CHROMIUM = Path("/usr/bin/chromium")
-CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
-VOID = {"meta", "link", "br", "img", "input", "hr"}
+from skeinformer.report import number, seconds, size, spread, summary, write_figure, write_report
+from skeinformer.report import page as page_module
+from skeinformer.report.demo import COLUMNS, figure_svg
+from skeinformer.report.svg import INK
+from tests.report.parsed import Page
 
 
 def record(method: str, label: str, n: int, time: float, error: float, estimate: float | None = None) -> Record:
     return {
+        "kind": "demo",
         "method": method,
         "label": label,
         "n": n,
@@ -52,45 +51,6 @@ RECORDS = [
 ]
 
 
-class Page(HTMLParser):
-    """Elements with their attributes, cells of the table body, and a check that every element is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.rows: list[list[str]] = []
-        self.bold: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if "tbody" in self.open:
-            if tag == "tr":
-                self.rows.append([])
-            elif tag == "td":
-                self.rows[-1].append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "td" in self.open:
-            self.rows[-1][-1] += data
-            if "strong" in self.open:
-                self.bold.append(data)
-
-    def count(self, tag: str) -> int:
-        return sum(name == tag for name, _ in self.elements)
-
-
 @pytest.fixture
 def page(tmp_path: Path) -> Page:
     path = write_report(RECORDS, tmp_path / "new" / "report.html", "A title")
@@ -102,7 +62,7 @@ def test_the_page_has_one_figure_and_a_row_per_record(page: Page) -> None:
     assert page.count("svg") == 1
     assert page.count("table") == 1
     assert [row[:2] for row in page.rows] == [[f"{r['n']:,}", r["label"]] for r in RECORDS]
-    assert all(len(row) == len(report.COLUMNS) for row in page.rows)
+    assert all(len(row) == len(COLUMNS) for row in page.rows)
     assert page.rows[2][2:4] == ["100 ms90.0 ms to 120 ms", "0.1000.0900 to 0.110"]
     assert page.rows[2][4:] == ["977 KiB", "0.400± 0.040", "0.420± 0.084"]
 
@@ -132,7 +92,7 @@ def test_the_page_suits_phones_and_dark_screens(tmp_path: Path) -> None:
     text = write_report(RECORDS, tmp_path / "report.html", "t").read_text(encoding="utf-8")
     assert '<meta name="viewport" content="width=device-width' in text
     assert "@media (prefers-color-scheme: dark)" in text
-    assert report.INK not in text
+    assert INK not in text
     svg = text[text.index("<svg") : text.index("</svg>")]
     assert "currentColor" in svg
     assert "<text" in svg
@@ -175,7 +135,11 @@ def test_the_summary_follows_the_records() -> None:
 
 
 def test_records_with_missing_fields_make_a_page(tmp_path: Path) -> None:
-    rows: list[Record] = [{"method": "vmean", "n": 10}, {"method": "other", "error": 0.1}, {}]
+    rows: list[Record] = [
+        {"kind": "demo", "method": "vmean", "n": 10},
+        {"kind": "demo", "method": "other", "error": 0.1},
+        {"kind": "demo"},
+    ]
     parsed = Page(write_report(rows, tmp_path / "report.html", "t").read_text(encoding="utf-8"))
     assert len(parsed.rows) == 3
     with pytest.raises(ValueError, match="no records"):
@@ -184,7 +148,7 @@ def test_records_with_missing_fields_make_a_page(tmp_path: Path) -> None:
 
 def test_a_failed_report_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_report(RECORDS, tmp_path / "report.html", "old")
-    monkeypatch.setattr(report, "table_html", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(page_module, "footer_html", lambda records: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_report(RECORDS, path, "new")
     assert "<title>old</title>" in path.read_text(encoding="utf-8")
@@ -217,38 +181,6 @@ def test_the_figure_is_the_same_for_the_same_records() -> None:
 )
 def test_numbers_read_well(shown: str, expected: str) -> None:
     assert shown == expected
-
-
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
-def test_a_browser_shows_the_page(tmp_path: Path, scheme: str, width: int) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if not CHROMIUM.exists():
-        pytest.skip(f"needs a browser at {CHROMIUM}")
-    path = write_report(RECORDS, tmp_path / "report.html", "A title")
-    messages: list[str] = []
-    requests: list[str] = []
-    with playwright.sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_FLAGS)
-        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        page.on("console", lambda message: messages.append(message.text))
-        page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(path.as_uri())
-        box = page.locator("svg").bounding_box()
-        ink = page.locator("svg text").first.evaluate("element => getComputedStyle(element).fill")
-        paper = page.locator("body").evaluate("element => getComputedStyle(element).backgroundColor")
-        scroll = page.evaluate("document.documentElement.scrollWidth")
-        visible = page.locator("svg").is_visible()
-        rows = page.locator("tbody tr").count()
-        browser.close()
-    assert messages == []
-    assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
-    assert visible
-    assert box["width"] > 200
-    assert rows == len(RECORDS)
-    assert scroll <= width  # only the table scrolls sideways
-    brightness = [sum(map(int, re.findall(r"\d+", color)[:3])) / 3 for color in (ink, paper)]
-    assert abs(brightness[0] - brightness[1]) > 128
 
 
 def test_the_figure_alone_is_a_whole_svg_file(tmp_path: Path) -> None:

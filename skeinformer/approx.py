@@ -1,0 +1,217 @@
+"""`skein approx`: measure how well each method approximates attention, append every record, show what came out."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from skeinformer.attention import METHODS
+from skeinformer.lab.approx import Case, Experiment, cases, compact, error_records, key_of, load_source, summarize
+from skeinformer.lab.approx_time import time_key, time_records
+from skeinformer.lab.contenders import parse_all
+from skeinformer.lab.pretrained import WEIGHTS
+from skeinformer.records import Record, append, read
+from skeinformer.registry import check_count
+from skeinformer.report.files import write_whole
+from skeinformer.report.format import number, spread
+from skeinformer.sketch import SKETCHES
+
+OnStep = Callable[[str, float], None]
+
+# `sketched` stands once for each sketch; by default it is the Gaussian one
+DEFAULT_METHODS = (
+    *(name for name in METHODS if name != "sketched"),
+    "skeinformer:num_pilots=32",
+    *(f"sketched:sketch={name}" for name in SKETCHES),
+)
+HEADINGS = ("n", "weights", "layer", "method", "d", "trials", "spectral error", "time / SDPA")
+
+
+@dataclass(frozen=True)
+class Approx:
+    """Measure errors of output and gradients, time, memory and FLOPs of every method on pretrained Q, K, V.
+
+    What the records file already holds is not measured again: a run can be stopped, continued and extended.
+    """
+
+    lengths: tuple[int, ...] = (1024, 4096)
+    """Sequence lengths, in tokens."""
+    samples: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
+    """Budgets d."""
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch."""
+    trials: int = 8
+    """How often to measure, each time on the next piece of text and with new draws. The paper has 64 x 12 heads."""
+    weights: tuple[str, ...] = WEIGHTS
+    """Projections to queries, keys and values: pretrained, initialized (drawn anew in each trial)."""
+    layers: tuple[int, ...] = (0,)
+    """Layers of the model. The paper has layer 0."""
+    text: Path | None = None
+    """A .txt file, or a .parquet file with a column `text`. Default: the Python language reference."""
+    text_filter: tuple[str, ...] = ()
+    """Rows of a .parquet text, as in split=test variant=raw."""
+    model: str | None = None
+    """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
+    gradient_trials: int = 8
+    """In how many of the trials the gradients are measured too; they take several times as long."""
+    time_rounds: int = 5
+    """How often each method is timed; 0 for no times."""
+    only: Literal["errors", "time"] | None = None
+    """Run one part. Default: errors, then time."""
+    threads: int | None = None
+    """Threads of torch. Default: torch's own choice."""
+    seed: int = 0
+    """Of all draws."""
+    records: Path = Path("approx/records.jsonl")
+    """Where records are appended, one JSON line each."""
+    summary: Path | None = None
+    """Also write a small file with the means over trials and the times."""
+
+
+def run_approx(options: Approx, console: Console | None = None) -> Path:
+    """Measure what is missing in the records file, print a table, and return the path of the file."""
+    console = console or Console(highlight=False)
+    experiment = as_experiment(options)
+    if options.threads is not None:
+        check_count("threads", options.threads)
+        torch.set_num_threads(options.threads)
+    records = read(options.records) if options.records.exists() else []
+    with _display(console) as step:
+        step("loading the pretrained model and the text", 0.0)
+        source = load_source(experiment, 1 if options.only == "time" else options.trials)
+        if options.only != "time":
+            for record in error_records(experiment, source, tuple(records), step):
+                append(options.records, record)
+                records.append(record)
+        if options.only != "errors" and options.time_rounds:
+            for record in time_records(experiment, source, tuple(records), step):
+                append(options.records, record)
+                records.append(record)
+        step("done", 1.0)
+    show(experiment, records, console)
+    if options.summary is not None:
+        write_summary(records, options.summary)
+    return options.summary or options.records
+
+
+def as_experiment(options: Approx) -> Experiment:
+    """The options of the command as an experiment, or a ValueError that names the wrong one."""
+    return Experiment(
+        contenders=tuple(parse_all(options.methods)),
+        lengths=options.lengths,
+        samples=options.samples,
+        trials=options.trials,
+        weights=options.weights,
+        layers=options.layers,
+        seed=options.seed,
+        model=options.model,
+        text=options.text,
+        where=tuple(_column_and_value(item) for item in options.text_filter),
+        gradient_trials=options.gradient_trials,
+        time_rounds=options.time_rounds,
+    )
+
+
+def write_summary(records: Sequence[Record], path: Path) -> None:
+    """Write the means over trials and the times, one JSON line each, whole or not at all."""
+    lines = [json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n" for record in compact(records)]
+    write_whole("".join(lines), path)
+
+
+def show(experiment: Experiment, records: Sequence[Record], console: Console) -> None:
+    """Print the table, and what was left out and why."""
+    rows = list(result_rows(experiment, records))
+    if rows:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for heading in HEADINGS:
+            table.add_column(heading, justify="left" if heading in ("weights", "method") else "right", no_wrap=True)
+        last = rows[0][:3]
+        for row in rows:
+            if row[:3] != last:
+                table.add_section()
+            last = row[:3]
+            table.add_row(*map(Text, row))
+        console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+        console.print(table)
+        console.print("Spectral error |BV - R|_2 / |BV|_2: mean and standard error over trials, each of all heads.")
+    labels = {contender.label for contender in experiment.contenders}
+    skipped = [r for r in records if r.get("kind") == "approx_skipped" and r.get("label") in labels]
+    for label, part, reason in dict.fromkeys((r["label"], r["part"], r["reason"]) for r in skipped):
+        console.print(f"Not measured, {part} of {label}: {reason}", markup=False, soft_wrap=True)
+
+
+def result_rows(experiment: Experiment, records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    """A row of text for each input and contender at the greatest d, in the order of HEADINGS."""
+    summaries = {key_of(record): record for record in summarize(records)}
+    times = {time_key(record): record for record in records if record.get("kind") == "approx_time"}
+    largest = max(experiment.samples)
+    for n, weights, layer in product(experiment.lengths, experiment.weights, experiment.layers):
+        for case in cases(experiment):
+            if case.samples not in (None, largest):
+                continue
+            error, time = _found(experiment, case, n, weights, layer, summaries, times)
+            if error or time:
+                yield (
+                    f"{n:,}",
+                    weights,
+                    str(layer),
+                    case.contender.label,
+                    str(case.samples or ""),
+                    str(error.get("trials", "")),
+                    spread(error.get("spectral_relative"), error.get("spectral_relative_se")),
+                    number(time.get("forward_ratio")),
+                )
+
+
+def _found(
+    experiment: Experiment,
+    case: Case,
+    n: int,
+    weights: str,
+    layer: int,
+    summaries: dict[tuple[object, ...], Record],
+    times: dict[tuple[object, ...], Record],
+) -> tuple[Record, Record]:
+    """The summary and the times of a case on an input, each empty where there is none."""
+    about: Record = {**experiment.common, **case.fields, "n": n, "weights": weights, "layer": layer}
+    timed: Record = {**about, "batch": 1, "threads": torch.get_num_threads()}
+    return summaries.get(key_of(about), {}), times.get(time_key(timed), {})
+
+
+def _column_and_value(item: str) -> tuple[str, str]:
+    column, equals, value = item.partition("=")
+    if not (column and equals):
+        raise ValueError(f"{item!r} is not a filter; expected column=value, as in split=test")
+    return column, value
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[OnStep]:
+    """A function that shows what is under way: in a bar, or where there is no terminal in a line for every input."""
+    if not console.is_terminal:
+        last = ""
+
+        def line(detail: str, done: float) -> None:
+            nonlocal last
+            place = detail.partition(":")[0]
+            if place != last:
+                last = place
+                console.print(f"{done:4.0%} {place}", markup=False, soft_wrap=True)
+
+        yield line
+        return
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    description = TextColumn("{task.description}", markup=False)
+    with Progress(*columns, description, console=console, transient=True, speed_estimate_period=600) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda detail, done: progress.update(task, description=detail, completed=done)

@@ -1,0 +1,345 @@
+"""Sections of `skein approx`: the paper's Figure 1, error against time, the table of methods."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Literal, NamedTuple
+
+from skeinformer.lab.approx import GRADIENTS, summarize
+from skeinformer.records import Record, Value
+from skeinformer.report.figures import Panel, Series, Styles, grid_html
+from skeinformer.report.format import (
+    REFERENCE,
+    between,
+    count,
+    distinct,
+    label,
+    number,
+    operations,
+    plus_minus,
+    real,
+    size,
+)
+from skeinformer.report.page import Section, select_html
+from skeinformer.report.tables import Column, attributes_html, boxed, table_html
+
+INPUTS = ("model", "text", "weights", "layer", "n")  # what the queries, keys and values of a panel come from
+FIELDS = frozenset({*INPUTS, "samples", "label"})
+ORDER = ("skeinformer", "informer", "vmean", "linformer")  # the paper's, by growing error
+PASSES = {"both": "forward and backward", "forward": "forward"}
+COSTS = (
+    *(f"{name}_ratio{end}" for name in PASSES for end in ("", "_q25", "_q75")),
+    "peak_bytes",
+    "both_peak_bytes",
+    "flops",
+)
+
+
+class Measure(NamedTuple):
+    """A measure of the error that Figure 1 can show."""
+
+    name: str
+    axis: str
+
+
+MEASURES = {
+    "spectral": Measure("spectral, absolute (the paper's)", "spectral error |BV - R|"),
+    "spectral_relative": Measure("spectral, relative", "relative spectral error"),
+    "frobenius_relative": Measure("Frobenius, relative", "relative Frobenius error"),
+    "row": Measure("largest row, relative", "relative error of the largest row"),
+    "gradient": Measure("gradients, relative", "relative error of the gradients"),
+}
+
+
+def _measured(heading: str, field: str, best: Literal["low", "high"] | None = "low") -> Column:
+    """A mean over trials with its standard error."""
+    return Column(
+        heading, lambda r: number(r.get(field)), lambda r: plus_minus(r.get(f"{field}_se")), field=field, best=best
+    )
+
+
+def _timed(heading: str, field: str) -> Column:
+    """A median of rounds with its quartiles."""
+    return Column(
+        heading,
+        lambda r: number(r.get(field)),
+        lambda r: between(number(r.get(f"{field}_q25")), number(r.get(f"{field}_q75"))),
+        field=field,
+        best="low",
+    )
+
+
+COLUMNS = (
+    Column("method", label),
+    Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
+    _measured("spectral error", "spectral"),
+    _measured("spectral, relative", "spectral_relative"),
+    _measured("Frobenius, relative", "frobenius_relative"),
+    _measured("largest row", "row"),
+    _measured("cosine", "cosine", "high"),
+    _measured("gradient of q", "grad_query"),
+    _measured("gradient of k", "grad_key"),
+    _measured("gradient of v", "grad_value"),
+    _measured("estimate / true", "estimate_ratio", None),
+    _timed("forward / SDPA", "forward_ratio"),
+    _timed("with backward / SDPA", "both_ratio"),
+    Column("peak memory", lambda r: size(r.get("peak_bytes")), field="peak_bytes", best="low"),
+    Column("FLOPs", lambda r: operations(r.get("flops")), field="flops", best="low"),
+)
+
+LEGEND = (
+    "BV is exact attention in float64, R a method's output; errors are means over heads and trials ± standard error "
+    "over trials. Spectral: |BV - R| in the spectral norm; relative: divided by |BV|. Largest row: the greatest error "
+    "of a row, divided by the greatest norm of a row of BV. Cosine: mean over rows. Gradients: relative Frobenius "
+    "error of the gradients of q, k and v. Estimate / true: the method's own estimate of its relative Frobenius "
+    "error, divided by the true one. Times: divided by those of SDPA (torch's fused exact attention), median and "
+    "quartiles of rounds, taken round by round. Peak memory and FLOPs: of a forward pass. In bold: the best "
+    "approximation among the rows shown."
+)
+
+
+def approx_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
+    """The paper's order of methods, Figure 1, error against time, and the table; what could not be measured."""
+    inputs = group_inputs(records)
+    sections = []
+    if inputs:
+        sections.append(Section("Does the paper's order hold?", order_html(inputs), FIELDS, records))
+    if panels := [panel for measure in MEASURES for panel in figure_1_panels(inputs, measure)]:
+        measures = {str(panel.data["measure"]): MEASURES[panel.data["measure"]].name for panel in panels}
+        note = (
+            "Figure 1 of the paper: error against the sample size d; bars are standard errors over trials. Methods "
+            "without a budget are horizontal lines. Thick: the methods of the paper's figure and Skeinformer."
+        )
+        choice = _choice("measure", "error", measures)
+        html = f"{choice}<p class='faint'>{escape(note)}</p>\n{grid_html(panels, styles)}"
+        sections.append(Section("Error against sample size", html, FIELDS, records))
+    if panels := [panel for direction in PASSES for panel in error_time_panels(inputs, direction)]:
+        note = (
+            "Relative spectral error against time as a share of SDPA's (torch's fused exact attention): lower left is "
+            "better. A line goes over the sample sizes d; the larger mark is the largest d."
+        )
+        choice = _choice("pass", "time of", PASSES)
+        html = f"{choice}<p class='faint'>{escape(note)}</p>\n{grid_html(panels, styles)}"
+        sections.append(Section("Error against time", html, FIELDS, records))
+    if inputs:
+        tables = "\n".join(_table_html(name, rows) for name, rows in inputs.items())
+        html = f"<div class='holds'>{tables}</div>\n<p class='faint'>{escape(LEGEND)}</p>"
+        sections.append(Section("Methods", html, FIELDS, records))
+    if skipped := [r for r in records if r.get("kind") == "approx_skipped"]:
+        sections.append(Section("Not measured", _skipped_html(skipped)))
+    return sections
+
+
+class Input(NamedTuple):
+    """Where queries, keys and values come from. `title` leaves out what is the same in all panels of the page."""
+
+    fields: tuple[Value, ...]
+    title: str
+
+    @property
+    def data(self) -> dict[str, str]:
+        """For the filters."""
+        return {name: str(value) for name, value in zip(INPUTS, self.fields, strict=True) if value is not None}
+
+    def alike(self, other: "Input", names: Iterable[str]) -> bool:
+        """Do both have the same values of these fields?"""
+        return all(self.data.get(name) == other.data.get(name) for name in names)
+
+
+def group_inputs(records: Sequence[Record]) -> dict[Input, list[Record]]:
+    """Summaries of the trials with the costs beside them, by input: initialized weights first, then by layer and n.
+
+    Time and memory depend on sizes alone, so that those measured on one layer and one kind of weights serve all.
+    """
+    costs = {_contender(r): r for r in records if r.get("kind") == "approx_time"}
+    found: dict[tuple[Value, ...], list[Record]] = {}
+    for summary in summarize(records):
+        cost = costs.get(_contender(summary), {})
+        row = {**summary, **{name: cost.get(name) for name in COSTS}, **_gradient(summary)}
+        found.setdefault(tuple(row.get(name) for name in INPUTS), []).append(row)
+    alike = [len({key[i] for key in found}) == 1 for i in range(len(INPUTS))]
+    return {
+        Input(key, _title(key, alike)): found[key]
+        for key in sorted(found, key=lambda key: tuple((x is None, isinstance(x, str), x or 0) for x in key))
+    }
+
+
+def figure_1_panels(inputs: Mapping[Input, Sequence[Record]], measure: str) -> list[Panel]:
+    """A panel for each input: error against d, with bars of one standard error."""
+    panels = []
+    for where, rows in inputs.items():
+        series = []
+        for name, points in _by_label(rows, measure).items():
+            budgeted = points[0].get("samples") is not None
+            x = [float(r["samples"] or 0) for r in points] if budgeted else []
+            y, error = [real(r, measure) or 0.0 for r in points], [real(r, f"{measure}_se") for r in points]
+            series.append(Series(name, x, y, error))
+        if any(line.x for line in series):
+            ticks = [float(d or 0) for d in distinct(rows, "samples")]
+            axis, data = MEASURES[measure].axis, {**where.data, "measure": measure}
+            panels.append(Panel(where.title, "sample size d", axis, series, data, x_ticks=ticks))
+    return panels
+
+
+def error_time_panels(inputs: Mapping[Input, Sequence[Record]], direction: str) -> list[Panel]:
+    """A panel for each input: relative spectral error against time, one line over d for each method."""
+    panels = []
+    for where, rows in inputs.items():
+        timed = [r for r in rows if real(r, f"{direction}_ratio")]
+        series = [
+            Series(
+                name,
+                [real(r, f"{direction}_ratio") or 0.0 for r in points],
+                [real(r, "spectral_relative") or 0.0 for r in points],
+                end=True,
+            )
+            for name, points in _by_label(timed, "spectral_relative").items()
+        ]
+        if series:
+            axis = f"time {PASSES[direction]} / SDPA's"
+            data = {**where.data, "pass": direction}
+            panels.append(Panel(where.title, axis, "relative spectral error", series, data, line=(1.0, "exact (SDPA)")))
+    return panels
+
+
+def order_html(inputs: Mapping[Input, Sequence[Record]]) -> str:
+    """Input by input: do the spectral errors at the largest d grow in the paper's order?"""
+    items = []
+    for where, rows in inputs.items():
+        if sentence := order_sentence(rows):
+            items.append(f"<li{attributes_html(where.data)}>{escape(where.title)}: {escape(sentence)}</li>")
+    if not items:
+        return "<p>The records lack a method of the paper's Figure 1.</p>"
+    claim = "The paper finds Skeinformer < Informer < V-mean ≪ Linformer, by spectral error."
+    return f"<p>{escape(claim)}</p>\n<ul class='holds'>{''.join(items)}</ul>"
+
+
+def order_sentence(rows: Iterable[Record]) -> str:
+    """Which pairs of neighbours in the paper's order differ as it says, at the largest d; nothing if one is missing.
+
+    A difference is given in its standard errors where both have one.
+    """
+    found = [_at_largest(rows, method) for method in ORDER]
+    if any(row is None for row in found):
+        return ""
+    chain = [row for row in found if row is not None]
+    errors = [real(row, "spectral") or 0.0 for row in chain]
+    shown = [
+        f"{label(row)} {number(row.get('spectral'))} {plus_minus(row.get('spectral_se'))}".strip() for row in chain
+    ]
+    text = f"{', '.join(shown)} at d = {chain[0].get('samples')}; "
+    broken = [
+        f"{label(low)} < {label(high)}{_apart(low, high)}"
+        for low, high, x, y in zip(chain, chain[1:], errors, errors[1:], strict=False)
+        if x >= y
+    ]
+    if broken:
+        return f"{text}broken: {' and '.join(broken)}."
+    return f"{text}the order holds, Linformer's error is {number(errors[3] / errors[2])} times V-mean's."
+
+
+def pick_input(inputs: Mapping[Input, Sequence[Record]], **wanted: Value) -> tuple[Input, list[Record]]:
+    """The input with the wanted fields; where a field is None: pretrained weights, the first layer, the greatest n."""
+    chosen = [where for where in inputs if all(str(v) == where.data.get(k) for k, v in wanted.items() if v is not None)]
+    if not chosen:
+        asked = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
+        known = "; ".join(where.title for where in inputs)
+        raise ValueError(f"no records of {asked}; there are: {known}")
+
+    def preference(where: Input) -> tuple[bool, float, float]:
+        _, _, weights, layer, n = where.fields
+        return weights == "pretrained", -float(layer or 0), float(n or 0)
+
+    where = max(chosen, key=preference)
+    return where, list(inputs[where])
+
+
+def _choice(field: str, heading: str, choices: Mapping[str, str]) -> str:
+    """A switch between panels that show the same in another way."""
+    return (
+        f"<p class='control'>{escape(heading)} {select_html(field, choices, heading)}</p>\n" if len(choices) > 1 else ""
+    )
+
+
+def _table_html(where: Input, rows: Sequence[Record]) -> str:
+    sizes = distinct(rows, "samples")
+    largest = sizes[-1] if sizes else None
+
+    def contest(record: Record) -> Value:
+        samples = record.get("samples")
+        return largest if samples is None else samples
+
+    def data(record: Record) -> dict[str, str]:
+        samples = record.get("samples")
+        size = {} if samples is None else {"samples": str(samples)}
+        return {"label": label(record), **size, **({"largest": ""} if size and samples == largest else {})}
+
+    shown = [column for column in COLUMNS if column.field is None or any(r.get(column.field) is not None for r in rows)]
+    ordered = sorted(rows, key=lambda r: -(real(r, "samples") or math.inf))
+    return boxed(table_html(ordered, shown, contest=contest, data=data, sortable=True), where.title, where.data)
+
+
+def _skipped_html(records: Iterable[Record]) -> str:
+    reasons = []
+    for record in records:
+        samples = f", d = {record['samples']}" if record.get("samples") else ""
+        reasons.append(f"{label(record)} at n = {count(record.get('n'))}{samples}: {record.get('reason')}")
+    return f"<ul>{''.join(f'<li>{escape(reason)}</li>' for reason in dict.fromkeys(reasons))}</ul>"
+
+
+def _by_label(rows: Iterable[Record], field: str) -> dict[str, list[Record]]:
+    """The approximations whose `field` a logarithmic axis can show, each method's by growing d."""
+    found: dict[str, list[Record]] = {}
+    for row in sorted(rows, key=lambda r: real(r, "samples") or 0):
+        if row.get("method") != REFERENCE and (real(row, field) or 0) > 0:
+            found.setdefault(label(row), []).append(row)
+    return found
+
+
+def _at_largest(rows: Iterable[Record], method: str) -> Record | None:
+    """The method's row at its largest d, with its default options. Informer with its mask is Informer, if nothing is
+    padded.
+    """
+    rows = [r for r in rows if real(r, "spectral") is not None and not r.get("options")]
+    names = (method, "informer_mask") if method == "informer" else (method,)
+    for name in names:
+        if found := [r for r in rows if r.get("method") == name]:
+            return max(found, key=lambda r: real(r, "samples") or 0)
+    return None
+
+
+def _apart(low: Record, high: Record) -> str:
+    """By how many standard errors of their difference the two differ."""
+    errors = [real(row, "spectral_se") for row in (low, high)]
+    if any(error is None for error in errors):
+        return ""
+    both = math.hypot(*(error or 0.0 for error in errors))
+    difference = (real(low, "spectral") or 0.0) - (real(high, "spectral") or 0.0)
+    return f" ({difference / both:.1f} standard errors the other way)" if both else ""
+
+
+def _gradient(summary: Record) -> Record:
+    """The mean of the three gradient errors; its standard error is at most the mean of theirs."""
+    result: Record = {}
+    for end in ("", "_se"):
+        values = [real(summary, f"{name}{end}") for name in GRADIENTS]
+        known = [value for value in values if value is not None]
+        result[f"gradient{end}"] = sum(known) / len(known) if len(known) == len(GRADIENTS) else None
+    return result
+
+
+def _contender(record: Record) -> tuple[Value, ...]:
+    return tuple(record.get(name) for name in ("model", "n", "method", "options", "samples"))
+
+
+def _title(key: Sequence[Value], alike: Sequence[bool]) -> str:
+    """Weights and n always, the others where they differ."""
+    model, text, weights, layer, n = key
+    parts = [
+        str(weights) if weights else "",
+        f"n = {count(n)}",
+        "" if alike[3] else f"layer {layer}",
+        "" if alike[0] else str(model),
+        "" if alike[1] else str(text),
+    ]
+    return ", ".join(part for part in parts if part)

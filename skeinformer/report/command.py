@@ -1,0 +1,82 @@
+"""`skein report`: read files of records, write the page and, if asked, its pictures as files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from skeinformer.records import Record, read
+from skeinformer.report.approx import error_time_panels, figure_1_panels, group_inputs, pick_input
+from skeinformer.report.bench import speed_panels
+from skeinformer.report.figures import method_styles, write_panels
+from skeinformer.report.sections import check_kinds, write_report
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page from records that the other commands wrote."""
+
+    records: tuple[Path, ...]
+    """Files of records, one JSON object per line."""
+    out: Path = Path("report.html")
+    """The page."""
+    title: str = "Sketched attention, measured"
+    """The page's title."""
+    figures: Path | None = None
+    """A folder for the pictures: figure1, error-time and speed, each as .svg and .png."""
+    length: int | None = None
+    """Of the picture error-time: the sequence length. Default: the greatest."""
+    weights: str | None = None
+    """Of the picture error-time: pretrained or initialized. Default: pretrained, where there are such."""
+    layer: int | None = None
+    """Of the pictures error-time and figure1: the layer. Default: the first."""
+
+
+def run_report(options: Report, console: Console | None = None) -> Path:
+    """Write the page and return its path."""
+    console = console or Console(stderr=True, highlight=False)
+    records = read_all(options.records)
+    with console.status("drawing"):
+        if options.figures is not None:
+            for path in write_pictures(records, options.figures, options.length, options.weights, options.layer):
+                console.print(str(path), markup=False, soft_wrap=True)
+        return write_report(records, options.out, options.title)
+
+
+def read_all(paths: Sequence[Path]) -> list[Record]:
+    """The records of all files, each file with records of known kinds only, and with at least one."""
+    if not paths:
+        raise ValueError("no files of records; name at least one")
+    records = []
+    for path in paths:
+        found = read(path)
+        if not found:
+            raise ValueError(f"{path} holds no records; measure something first")
+        check_kinds(found, path)
+        records += found
+    return records
+
+
+def write_pictures(
+    records: Sequence[Record],
+    folder: Path,
+    length: int | None = None,
+    weights: str | None = None,
+    layer: int | None = None,
+) -> list[Path]:
+    """Write those of the pictures figure1, error-time and speed that the records have, and return their paths."""
+    styles = method_styles(records)
+    pictures = {"speed": speed_panels([r for r in records if r.get("kind") == "bench"])}
+    if inputs := group_inputs(records):
+        where, rows = pick_input(inputs, n=length, weights=weights, layer=layer)
+        pictures["error-time"] = error_time_panels({where: rows}, "both")
+        alike = {other: inputs[other] for other in inputs if where.alike(other, ("model", "text", "layer"))}
+        pictures["figure1"] = figure_1_panels(alike, "spectral")
+    written = []
+    for name, panels in pictures.items():
+        if panels:
+            written += write_panels(panels, styles, folder / name)
+    if not written:
+        raise ValueError("no picture shows these records; give some of `skein approx` or `skein bench`")
+    return written

@@ -1,0 +1,46 @@
+"""Which records give which sections of the page."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from skeinformer.records import Record
+from skeinformer.report.approx import approx_sections
+from skeinformer.report.bench import bench_sections, peer_sections, step_sections
+from skeinformer.report.demo import demo_sections
+from skeinformer.report.figures import Styles, method_styles
+from skeinformer.report.files import write_whole
+from skeinformer.report.page import Section, page_html
+
+# a kind of record -> the function of all records that share it, and of the methods' styles
+SECTIONS: dict[str, Callable[[Sequence[Record], Styles], list[Section]]] = {
+    "demo": demo_sections,
+    "approx": approx_sections,
+    "approx_summary": approx_sections,
+    "approx_time": approx_sections,
+    "approx_skipped": approx_sections,
+    "bench": bench_sections,
+    "bench_peer": peer_sections,
+    "bench_step": step_sections,
+}
+
+
+def write_report(records: Sequence[Record], path: Path | str, title: str) -> Path:
+    """Write the page that shows `records` to `path`, whole or not at all, and return the path."""
+    if not records:
+        raise ValueError("no records to report; measure something first")
+    check_kinds(records)
+    styles = method_styles(records)
+    sections = []
+    for function in dict.fromkeys(SECTIONS.values()):
+        kinds = {kind for kind, other in SECTIONS.items() if other is function}
+        if found := [record for record in records if record.get("kind") in kinds]:
+            sections += function(found, styles)
+    return write_whole(page_html(records, sections, styles, title), Path(path))
+
+
+def check_kinds(records: Sequence[Record], where: Path | str = "the records") -> None:
+    """A ValueError that names `where` and the kind, if a record is of a kind that no section shows."""
+    for record in records:
+        if record.get("kind") not in SECTIONS:
+            kind, known = record.get("kind"), ", ".join(SECTIONS)
+            raise ValueError(f"{where} has a record of kind {kind!r}, which no section shows; known: {known}")
