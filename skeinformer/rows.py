@@ -7,12 +7,17 @@ on a CPU and no gradient; elsewhere `gather` and `scatter` do the same.
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 
 def plain_cpu(x: Tensor) -> bool:
-    """Whether x is at hand on a CPU: not in a compiled graph, nor under vmap, grad and other function transforms."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return x.device.type == "cpu" and not traced
+    """Whether x is a plain tensor at hand on a CPU.
+
+    Not a subclass (fake, distributed), not in a compiled graph, nor under vmap, grad or a mode that watches operations.
+    """
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) not in (Tensor, Parameter):
+        return False
+    return not torch._C._are_functorch_transforms_active() and torch._C._len_torch_dispatch_stack() == 0
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:

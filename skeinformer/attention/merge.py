@@ -116,7 +116,7 @@ class _AttendMerged(torch.autograd.Function):
             if others.rows is None:
                 others.normalizer.scatter_(-1, pilots.rows.indices, torch.inf)
             ctx.rows = pilots.rows.indices
-        ctx.save_for_backward(key, value, log_weight, *others, *virtual, *(() if pilots is None else pilots[1:]))
+        ctx.save_for_backward(key, value, log_weight, *others, *virtual, *(() if pilots is None else pilots[1:4]))
         ctx.merge, ctx.scale = merge, scale
         return output
 

@@ -13,7 +13,9 @@ from skeinformer.noise import gumbel
 from skeinformer.rows import gather_rows, plain_cpu
 
 EMPTY = -1e30  # the log weight of a pilot that is none: a finite stand-in for -inf
-CACHED = 2**17  # scores that are worked on at a time
+CACHED = 2**19  # scores that are worked on at a time
+HELD = 2**21  # scores of one head that may be held
+FAINT = 1e-30  # a sum of squares below has lost digits, or all
 FAINTEST = 30.0  # a value of norm 0 counts as e^-30 of the largest: it adds nothing to B V, but its key has mass
 
 
@@ -36,6 +38,7 @@ class Pilots(NamedTuple):
     queries: Tensor  # (b, h, P, p)
     output: Tensor  # (b, h, P, p_v), B_J V
     normalizer: Tensor  # (b, h, P), log of the row sums of A
+    log_square: Tensor | None = None  # (b, h, n), log sum_J b_ji^2 where it came with the rest
 
 
 def top(score: Tensor, k: int) -> Selection:
@@ -54,10 +57,61 @@ def uniform_rows(u: Tensor, mask: Tensor | None, k: int) -> Selection:
 
 
 def compute_pilots(query: Tensor, rows: Selection, source: VirtualKeys, scale: float) -> Pilots:
-    """B_J V and the row sums, lines 2 and 3. Time O(P n p), no P x n matrix."""
+    """B_J V and the row sums, lines 2 and 3. Time O(P n p), memory O((P + n) p).
+
+    Where the rows of a head fit into the cache, no gradient is recorded and the precision is that of statistics, they
+    are formed: each score is computed once, for the output and for Eq. (5). Else they stay inside the fused kernel.
+    """
     queries = gather_rows(query, rows.indices)  # (b, h, P, p)
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (query, source.keys, source.values))
+    small = queries.shape[-2] * source.keys.shape[-2] <= HELD
+    if small and not recorded and plain_cpu(query) and query.dtype == statistics_dtype(query):
+        return Pilots(rows, queries, *_form_rows(queries, rows.live, source, scale))
     output, normalizer = attend_with_normalizer(queries, source, scale)
     return Pilots(rows, queries, output, normalizer)
+
+
+def _form_rows(
+    queries: Tensor, live: Tensor, source: VirtualKeys, scale: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """B_J V, the normalizers, and log sum_J b_ji^2 over live pilots, or None where it is too small for its precision.
+
+    A few heads at a time, one per thread or more, in one piece of memory: a fresh one costs more than a sum.
+    """
+    *batch, num_pilots, width = queries.shape
+    m, p_v = source.values.shape[-2:]
+    queries = queries.reshape(-1, num_pilots, width) * scale  # (B, P, p)
+    keys, values = source.keys.reshape(-1, m, width), source.values.reshape(-1, m, p_v)
+    weighted = source.log_weight is not None
+    log_weight = source.log_weights().reshape(-1, 1, m) if weighted else None
+    output = values.new_empty(len(queries), num_pilots, p_v)
+    normalizer = values.new_empty(len(queries), num_pilots, 1)
+    squares = values.new_empty(len(queries), 1, m)
+    heads = min(max(CACHED // (num_pilots * m), torch.get_num_threads()), 8 * HELD // (num_pilots * m), len(queries))
+    held = values.new_empty(heads, num_pilots, m)
+    for i in range(0, len(queries), heads):
+        at = slice(i, i + heads)
+        scores = torch.bmm(queries[at], keys[at].mT, out=held[: len(queries) - i])  # (heads, P, m)
+        if log_weight is not None:
+            scores += log_weight[at]
+        largest = scores.amax(-1, keepdim=True)  # (heads, P, 1)
+        if weighted:
+            largest.clamp_(min=EMPTY)
+        row_sum = scores.sub_(largest).exp_().sum(-1, keepdim=True)
+        if weighted:
+            largest.masked_fill_(row_sum == 0, 0)  # nothing is live: an output of 0 and a normalizer of 0
+            row_sum.masked_fill_(row_sum == 0, 1)
+        torch.bmm(scores, values[at], out=output[at]).div_(row_sum)
+        torch.add(largest, row_sum.log(), out=normalizer[at])
+        inverse_square = row_sum.reciprocal_().square_().mul_(live.reshape(-1, num_pilots, 1)[at])
+        torch.bmm(inverse_square.mT, scores.square_(), out=squares[at])
+    faint = squares < FAINT if log_weight is None else (squares < FAINT) & (log_weight > -torch.inf)
+    log_square = None if bool(faint.any()) else squares.log_()
+    if log_square is not None and log_weight is not None:
+        log_square -= 2 * log_weight.where(log_weight > -torch.inf, 0)
+    shape = (*batch, num_pilots)
+    log_square = None if log_square is None else log_square.view(*batch, m)
+    return output.view(*shape, p_v), normalizer.view(shape), log_square
 
 
 @torch.no_grad()
@@ -66,7 +120,9 @@ def log_importance(pilots: Pilots, source: VirtualKeys, scale: float) -> Tensor:
 
     A slot of weight w has a column w times as large. Time O(P n p), memory O(n).
     """
-    log_square = log_column_squares(pilots, source.keys, scale)  # (b, h, n)
+    log_square = pilots.log_square  # (b, h, n)
+    if log_square is None:
+        log_square = log_column_squares(pilots, source.keys, scale)
     norm: Tensor = torch.linalg.vector_norm(source.values, dim=-1, dtype=log_square.dtype)  # (b, h, n)
     log_norm = norm.log_().clamp_(-100, 100)
     log_norm = torch.maximum(log_norm, log_norm.amax(-1, keepdim=True) - FAINTEST)

@@ -156,14 +156,16 @@ def merge_columns(source: VirtualKeys, chosen: Selection, *, with_rest: bool = T
     """
     log_weights = source.log_weights()
     log_weight = log_weights.gather(-1, chosen.indices).where(chosen.live, -torch.inf)  # (b, h, d)
-    if not with_rest:
-        merge = ColumnMerge(chosen.indices, None, None)
-    else:
+    share, rest = None, None
+    if with_rest:
         largest = log_weights.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
-        rest = (log_weights - largest).exp().scatter(-1, chosen.indices, 0)  # (b, h, n_k)
-        share = (log_weight - largest).exp()  # (b, h, d)
-        merge = ColumnMerge(chosen.indices, _normalized(share), _normalized(rest))
-        log_weight = torch.cat([log_weight, largest + rest.sum(-1, keepdim=True).log()], -1)
+        rest = (log_weights - largest).exp_().scatter_(-1, chosen.indices, 0)  # (b, h, n_k)
+        share = (log_weight - largest).exp_()  # (b, h, d)
+        total, chosen_total = rest.sum(-1, keepdim=True), share.sum(-1, keepdim=True)  # (b, h, 1)
+        log_weight = torch.cat([log_weight, largest + total.log()], -1)
+        smallest = torch.finfo(rest.dtype).tiny
+        share, rest = share.div_(chosen_total.clamp(min=smallest)), rest.div_(total.clamp(min=smallest))
+    merge = ColumnMerge(chosen.indices, share, rest)
     return merge, VirtualKeys(merge.keys(source.keys), merge.values(source.values), log_weight)
 
 
@@ -188,10 +190,6 @@ def compress(pilot_queries: Tensor, source: VirtualKeys, d: int, u: Tensor, *, s
     pilots = compute_pilots(pilot_queries, Selection(rows, torch.ones_like(rows, dtype=torch.bool)), source, scale)
     chosen = sample_without_replacement(log_importance(pilots, source, scale), u, d)
     return merge_columns(source, chosen)[1]
-
-
-def _normalized(weight: Tensor) -> Tensor:
-    return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
 
 
 def _weigh(weight: Tensor, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from io import BytesIO
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 from skeinformer.records import Record
 from skeinformer.report.files import write_whole
 from skeinformer.report.format import REFERENCE, label
+from skeinformer.report.names import LABEL, extent, name_lines, wrapped
 from skeinformer.report.svg import INK, drawing, stand_alone, svg_element
 from skeinformer.report.tables import attributes_html
 
@@ -30,8 +31,8 @@ FIGURE_1 = {
     "vmean": ("#cc79a7", "D"),
     "linformer": ("#009e73", "^"),
 }
+VARIANTS = COLORS[0]  # Skeinformer with options
 PANEL = (4.6, 3.5)  # inches
-LABEL = 8.0  # points, of names inside a panel
 PNG_DOTS = 160  # per inch
 
 
@@ -70,18 +71,21 @@ class Panel(NamedTuple):
 
 
 def method_styles(records: Iterable[Record]) -> dict[str, Style]:
-    """A style for each label, different from the others up to some forty; exact attention is ink, SDPA dashed."""
+    """A style for each label, different from the others up to some thirty; exact attention is ink, SDPA dashed."""
     methods = {label(r): (str(r.get("method")), str(r.get("options") or "")) for r in records}
     pairs = [(COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i in range(len(COLORS) * len(MARKERS))]
-    pairs = [pair for pair in pairs if pair not in FIGURE_1.values()]
+    variants = cycle(pair for pair in pairs if pair[0] == VARIANTS)
+    others = cycle(pair for pair in pairs if pair[0] != VARIANTS and pair not in FIGURE_1.values())
     styles: dict[str, Style] = {}
     for name, (method, options) in methods.items():
         if method in (REFERENCE, "sdpa"):
             styles[name] = Style(INK, "o", dashed=method == "sdpa")
         elif method in FIGURE_1 and not options:
             styles[name] = Style(*FIGURE_1[method], thick=True)
+        elif method == "skeinformer":
+            styles[name] = Style(*next(variants), thick=True)
         else:
-            styles[name] = Style(*pairs[len(styles) % len(pairs)], thick=method == "skeinformer")
+            styles[name] = Style(*next(others))
     return styles
 
 
@@ -180,7 +184,7 @@ def _draw(
         box = (left, bottom, width - 0.8, height - (0.92 if legend else 0.66))
         axes = figure.add_axes((box[0] / whole[0], box[1] / whole[1], box[2] / whole[0], box[3] / whole[1]))
         _draw_panel(axes, panel, styles, names)
-        _name_lines(axes, panel, styles, names, paper)
+        _name_series(axes, panel, styles, names, paper)
         if legend:
             axes.set_title(panel.title, color=INK, fontsize=10, pad=15)
     if legend:
@@ -198,7 +202,7 @@ def _draw(
 def _draw_panel(axes: "Axes", panel: Panel, styles: Styles, names: Sequence[str]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    _set_limits(axes, panel, [_wrapped(series.label) for series in panel.series if styles[series.label].thick])
+    _set_limits(axes, panel, [wrapped(series.label) for series in panel.series if styles[series.label].thick])
     for series in sorted(panel.series, key=lambda series: styles[series.label].thick):  # the thick ones on top
         style, gid = styles[series.label], f"series-{names.index(series.label)}"
         x, y, look = list(series.x), list(series.y), _look(style)
@@ -243,7 +247,7 @@ def _draw_line(axes: "Axes", x: float, name: str) -> None:
 def _set_limits(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
     """All that is drawn fits, so that nothing needs to be clipped; with room for names to the right of the lines."""
     breadth = axes.get_window_extent().width / axes.figure.dpi * 72  # points
-    share = min(0.4, (max((_extent(text)[0] for text in labels), default=0.0) + 10) / breadth)
+    share = min(0.4, (max((extent(text)[0] for text in labels), default=0.0) + 10) / breadth)
     x = [value for series in panel.series for value in series.x] + ([panel.line[0]] if panel.line else [])
     low, high = (min(x), max(x)) if x else (1.0, 1.0)
     room = 1.25 if panel.line else (1.25 * high / low) ** (share / (1 - share))
@@ -268,57 +272,19 @@ def _look(style: Style) -> dict[str, Any]:
     }
 
 
-def _name_lines(axes: "Axes", panel: Panel, styles: Styles, names: Sequence[str], paper: str | None) -> None:
-    """Write the names of the thick series near their last points, each where it hides the fewest points and lines."""
-    from matplotlib.patheffects import withStroke
-
-    dots = axes.figure.dpi / 72  # per point
-    frame = axes.get_window_extent()
-    inside = ((frame.x0, frame.x1), (frame.y0, frame.y1))
-    obstacles = np.concatenate([_trace(axes, series) for series in panel.series]) if panel.series else np.zeros((0, 2))
-    taken: list[tuple[float, float, float, float]] = []
-    thick = [series for series in panel.series if styles[series.label].thick]
-    for series in sorted(thick, key=lambda series: -series.y[-1]):
-        end = (series.x[-1] if series.x else axes.get_xlim()[1], series.y[-1])
-        x, y = axes.transData.transform(end)
-        text = _wrapped(series.label)
-        width, height = (dots * points for points in _extent(text))
-
-        def cost(place: tuple[float, float]) -> float:
-            (left, bottom), (right, top) = place, (place[0] + width, place[1] + height)  # noqa: B023
-            out = left < inside[0][0] or right > inside[0][1] or bottom < inside[1][0] or top > inside[1][1]
-            over = sum(left < x1 and x0 < right and bottom < y1 and y0 < top for x0, y0, x1, y1 in taken)
-            hidden = ((obstacles > (left, bottom)) & (obstacles < (right, top))).all(-1).sum()
-            return 1000.0 * (int(out) + over) + float(hidden)
-
-        places = [(x + (right * dots if right > 0 else right * dots - width), y + up * dots) for up, right in AROUND]
-        left, bottom = min(places, key=cost)
-        taken.append((left, bottom, left + width, bottom + height))
-        axes.annotate(
-            text,
-            tuple(axes.figure.transFigure.inverted().transform((left, bottom))),
-            xycoords="figure fraction",
-            color=INK,
-            fontsize=LABEL,
-            gid=f"series-{names.index(series.label)}",
-            annotation_clip=False,
-            path_effects=[withStroke(linewidth=2.5, foreground=paper)] if paper else None,
-        )
-
-
-def _wrapped(name: str) -> str:
-    """A name with its first option on a line of its own."""
-    return name.replace(", ", ",\n", 1)
-
-
-def _extent(text: str) -> tuple[float, float]:
-    """About how wide and high a name is, in points."""
-    lines = text.split("\n")
-    return 0.55 * LABEL * max(map(len, lines)), (1.2 * len(lines) - 0.2) * LABEL
-
-
-# offsets of a name from its point, in points, as (up, right): the near ones first
-AROUND = [(up, right) for up in (-3, 4, -11, 12, -19, 20, -28, 28) for right in (7, -7)]
+def _name_series(axes: "Axes", panel: Panel, styles: Styles, names: Sequence[str], paper: str | None) -> None:
+    """Name the thick series: in a column to the right, or close to their ends where a panel marks an x."""
+    thick = sorted((s for s in panel.series if styles[s.label].thick), key=lambda s: -s.y[-1])
+    right = max((x for series in panel.series for x in series.x), default=1.0)
+    traces = [_trace(axes, series) for series in panel.series]
+    name_lines(
+        axes,
+        [(series.label, f"series-{names.index(series.label)}") for series in thick],
+        [(series.x[-1] if series.x else right, series.y[-1]) for series in thick],
+        np.concatenate(traces) if traces else np.zeros((0, 2)),
+        beside=panel.line is None,
+        paper=paper,
+    )
 
 
 def _trace(axes: "Axes", series: Series) -> "NDArray[np.float64]":
