@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from skeinformer.noise import Rand, from_generator, from_seed, only_shapes
 from skeinformer.registry import check_count
+from skeinformer.rows import plain_cpu
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -168,7 +169,7 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def check_mask(name: str, mask: Tensor | None, x: Tensor, tokens: str) -> Tensor | None:
-    """A (b, n) boolean mask as (b, 1, n), or None."""
+    """A (b, n) boolean mask as (b, 1, n), or None; None too for a mask at hand on a CPU that says that all is real."""
     if mask is None:
         return None
     expected = (x.shape[0], x.shape[2])
@@ -179,7 +180,7 @@ def check_mask(name: str, mask: Tensor | None, x: Tensor, tokens: str) -> Tensor
         raise ValueError(f"{name} has shape {tuple(mask.shape)}, expected {expected} = (batch, {tokens})")
     if mask.device != x.device:
         raise ValueError(f"{name} is on {mask.device}, the tensors are on {x.device}; move it with mask.to(device)")
-    return mask[:, None]
+    return None if plain_cpu(mask) and bool(mask.all()) else mask[:, None]
 
 
 def settle_noise(
