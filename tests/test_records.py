@@ -112,6 +112,13 @@ def test_the_module_run_by_python_is_called_skein(monkeypatch: pytest.MonkeyPatc
     assert machine()["command"] == "__main__.py"
 
 
+def test_the_command_names_files_without_the_folders_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["skein", "approx", "--text", str(tmp_path / "a.txt"), "--records", "b/c.jsonl"])
+    assert machine()["command"] == "skein approx --text a.txt --records b/c.jsonl"
+
+
 def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]

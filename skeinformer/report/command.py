@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from skeinformer.lab.contenders import parse
 from skeinformer.records import Record, read
 from skeinformer.report.approx import RATIO, error_time_panels, figure_1_panels, group_inputs, pick_input
 from skeinformer.report.bench import speed_panels
@@ -31,6 +32,8 @@ class Report:
     """Of the picture error-time: pretrained or initialized. Default: pretrained, where there are such."""
     layer: int | None = None
     """Of the pictures error-time, figure1 and figure1-ratio: the layer. Default: the first."""
+    methods: tuple[str, ...] = ()
+    """Of the pictures: the methods to draw, named as for `skein approx`: skeinformer:num_pilots=32. Default: all."""
 
 
 def run_report(options: Report, console: Console | None = None) -> Path:
@@ -39,7 +42,8 @@ def run_report(options: Report, console: Console | None = None) -> Path:
     records = read_all(options.records)
     with console.status("drawing"):
         if options.figures is not None:
-            for path in write_pictures(records, options.figures, options.length, options.weights, options.layer):
+            drawn = choose_methods(records, options.methods)
+            for path in write_pictures(drawn, options.figures, options.length, options.weights, options.layer):
                 console.print(str(path), markup=False, soft_wrap=True)
         return write_report(records, options.out, options.title)
 
@@ -56,6 +60,18 @@ def read_all(paths: Sequence[Path]) -> list[Record]:
         check_kinds(found, path)
         records += found
     return records
+
+
+def choose_methods(records: Sequence[Record], specs: Sequence[str]) -> Sequence[Record]:
+    """The records of these methods, or all where none is named."""
+    if not specs:
+        return records
+    wanted = {(contender.method, contender.options_text): spec for spec in specs for contender in [parse(spec)]}
+    found = {(record.get("method"), record.get("options") or "") for record in records}
+    missing = [spec for key, spec in wanted.items() if key not in found]
+    if missing:
+        raise ValueError(f"no records of {', '.join(missing)}; measure them first, or leave them out of --methods")
+    return [r for r in records if (r.get("method"), r.get("options") or "") in wanted or r.get("method") == "sdpa"]
 
 
 def write_pictures(

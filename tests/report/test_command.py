@@ -46,6 +46,21 @@ def test_several_files_of_several_kinds_make_one_page(tmp_path: Path, capsys: py
     assert (figures / "figure1.svg").read_text(encoding="utf-8").count("sample size d") == 2
 
 
+def test_pictures_of_some_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = write(tmp_path / "a.jsonl", approx_records(lengths=(64,), samples=(8, 16), trials=1))
+    arguments = ["report", "--records", str(records), "--out", str(tmp_path / "r.html"), "--figures", str(tmp_path)]
+    assert cli.main([*arguments, "--methods", "vmean", "skeinformer"]) == 0
+    svg = (tmp_path / "figure1.svg").read_text(encoding="utf-8")
+    assert "V-mean" in svg
+    assert "Linformer" not in svg
+    assert "Linformer" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert cli.main([*arguments, "--methods", "vmean", "skeinformer:num_pilots=7"]) == 2
+    assert "no records of skeinformer:num_pilots=7" in capsys.readouterr().err
+    assert cli.main([*arguments, "--methods", "vmeen"]) == 2
+    assert "vmean" in capsys.readouterr().err
+
+
 def test_the_footer_is_short_and_says_how_it_was_made(tmp_path: Path) -> None:
     rows: list[Record] = [
         {**r, "started": f"2026-01-02T03:{i % 60:02}:00+00:00", "command": f"skein approx {i % 12}"}
