@@ -23,6 +23,12 @@ def plain_cpu(x: Tensor) -> bool:
     return not torch._C._are_functorch_transforms_active() and torch._C._len_torch_dispatch_stack() == 0
 
 
+def is_one_batch(x: Tensor) -> bool:
+    """Whether (..., n, p) is (B, n, p) without a copy. Heads that lie beside each other in a row of tokens are not."""
+    leading = range(x.dim() - 3)
+    return all(x.stride(dim) == x.stride(dim + 1) * x.shape[dim + 1] or x.shape[dim] == 1 for dim in leading)
+
+
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows `index` of x: (..., n, p), (..., k) -> (..., k, p). Batch dimensions broadcast."""
     batch = torch.broadcast_shapes(x.shape[:-2], index.shape[:-1])  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skeinformer.attention.pilots import Selection
 from skeinformer.attention.virtual_keys import VirtualKeys, statistics_dtype
-from skeinformer.rows import add_rows_, gather_rows, plain_cpu
+from skeinformer.rows import add_rows_, gather_rows, is_one_batch, plain_cpu
 
 
 class ColumnMerge(NamedTuple):
@@ -84,4 +84,7 @@ def _equal_weights(
 
 def _weigh(weight: Tensor, x: Tensor) -> Tensor:
     """sum_i weight_i x_i, summed in the precision of the weights: (..., n), (..., n, p) -> (..., 1, p)."""
-    return (weight[..., None, :] @ x.to(weight.dtype)).to(x.dtype)
+    weight, wide = weight[..., None, :], x.to(weight.dtype)
+    if x.dim() == 4 and plain_cpu(x) and not is_one_batch(wide):  # a product of all examples would copy x first
+        return torch.stack([weight[i] @ wide[i] for i in range(len(x))]).to(x.dtype)
+    return (weight @ wide).to(x.dtype)
