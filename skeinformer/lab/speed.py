@@ -248,9 +248,11 @@ def forward_run(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Run:
 def both_run(call: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> Run:
     """A call and the gradients of inputs and parameters, those that it has, for a fixed gradient of the output.
 
-    The output has the shape of the last input.
+    The output has the shape of the last input, (b, h, n, p), and its gradient the layout that a model hands back: the
+    heads of a token beside each other.
     """
-    upstream = torch.randn(inputs[-1].shape, generator=torch.Generator().manual_seed(1)).to(inputs[-1].dtype)
+    last = inputs[-1].transpose(1, 2)  # (b, n, h, p)
+    upstream = torch.randn(last.shape, generator=torch.Generator().manual_seed(1)).to(last.dtype).transpose(1, 2)
     sources = list({id(x): x for x in (*inputs, *parameters)}.values())
 
     def run() -> object:
