@@ -35,6 +35,17 @@ DEFAULT_METHODS = (
     "skeinformer:num_pilots=32",
     *(f"sketched:sketch={name}" for name in SKETCHES),
 )
+MADE = (
+    "started",
+    "cpu",
+    "cores",
+    "gpu",
+    "torch",
+    "python",
+    "skeinformer",
+    "commit",
+    "command",
+)  # how a record was made
 HEADINGS = ("n", "weights", "layer", "method", "d", "trials", "spectral error", "time / SDPA")
 
 
@@ -52,7 +63,7 @@ class Approx:
     methods: tuple[str, ...] = DEFAULT_METHODS
     """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch."""
     trials: int = 8
-    """How often to measure, each on the next piece of text and with new draws. 64 of 12 heads make the paper's 768."""
+    """How often to measure, each on the next piece of text and with new draws. 64 of 12 heads are 768 heads."""
     weights: tuple[str, ...] = WEIGHTS
     """Projections to queries, keys and values: pretrained, initialized (drawn anew in each trial)."""
     layers: tuple[int, ...] = (0,)
@@ -128,9 +139,22 @@ def as_experiment(options: Approx) -> Experiment:
 
 
 def write_summary(records: Sequence[Record], path: Path) -> None:
-    """Write the means over trials and the times, one JSON line each, whole or not at all."""
-    lines = [json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n" for record in compact(records)]
+    """Write the means over trials and the times, one JSON line each, whole or not at all.
+
+    The file is small enough to publish: six digits, nothing for None, and how it was made only where that changes.
+    """
+    made: Record = {}
+    lines: dict[str, None] = {}  # in order, each once
+    for record in map(_short, compact(records)):
+        fields = {name: value for name, value in record.items() if name not in MADE or made.get(name) != value}
+        made |= {name: value for name, value in record.items() if name in MADE}
+        lines[json.dumps(fields, allow_nan=False, ensure_ascii=False) + "\n"] = None
     write_whole("".join(lines), path)
+
+
+def _short(record: Record) -> Record:
+    values = {name: value for name, value in record.items() if value is not None}
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
 
 
 def show(experiment: Experiment, records: Sequence[Record], console: Console) -> None:
