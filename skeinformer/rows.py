@@ -5,6 +5,9 @@ whole rows are copied several times faster than `gather` and `scatter` move thei
 on a CPU and no gradient; elsewhere `gather` and `scatter` do the same.
 """
 
+from collections.abc import Iterator
+from itertools import product
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -18,6 +21,15 @@ def plain_cpu(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) not in (Tensor, Parameter):
         return False
     return not torch._C._are_functorch_transforms_active() and torch._C._len_torch_dispatch_stack() == 0
+
+
+def heads(x: Tensor) -> Iterator[tuple[int, ...]]:
+    """The indices of the leading dimensions of x (..., n, p).
+
+    Work on one head at a time leaves only small results behind; one as large as x lies in fresh memory, which costs
+    more than most sums over it.
+    """
+    return product(*(range(extent) for extent in x.shape[:-2]))
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:

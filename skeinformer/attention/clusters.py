@@ -1,0 +1,281 @@
+"""Clusters of keys: who belongs to whom, what a cluster weighs, and the linear term for what its mean misses.
+
+With w_j = mean_J b_Jj the mass that the pilot rows J give to key j, c(j) the cluster of key j and W_c its mass,
+
+    k_c = sum_{c(j) = c} w_j k_j / W_c        v_c = sum_{c(j) = c} w_j v_j / W_c
+    log weight of c = log( W_c / mean_J exp(s q_J . k_c - lse_J) )
+    C = sum_j w_j (k_j - k_c(j)) (v_j - v_c(j))^T
+
+docs/cluster.md derives them. Clusters, mass, log weights and the linear term's factor carry no gradient; keys and
+values do, through the means and through C.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skeinformer.attention.merge import Sloped
+from skeinformer.attention.pilots import (
+    CACHED,
+    Pilots,
+    Selection,
+    column_mass,
+    log_importance,
+    sample_without_replacement,
+)
+from skeinformer.attention.virtual_keys import VirtualKeys
+from skeinformer.rows import add_rows_, gather_rows, heads, plain_cpu
+
+UNSEEN = 1e-30  # the mass of a key that no pilot sees: among its like it counts, beside others it does not
+SAMPLE = 8  # keys per cluster that the Lloyd steps see
+SEEN = 1e-24  # a cluster that weighs less to the pilots is counted, not calibrated
+PIECE = CACHED // 4  # distances that are worked on at a time
+LARGE = 1e30  # turns a difference of scores into more than the number of a cluster
+
+
+class ClusterMerge(NamedTuple):
+    """The means of clusters as linear maps with one non-zero per column, and how the slope depends on keys and values.
+
+    The slope is G = a s C; its gradient reaches both keys and values.
+    """
+
+    assignment: Tensor  # (b, h, n), the cluster of each key
+    weight: Tensor  # (b, h, n), w; 0 for an empty slot
+    total: Tensor  # (b, h, d), W; above 0
+    rate: Tensor | None = None  # (b, h, 1, 1), a s
+    center: Tensor | None = None  # (b, h, 1, p), mean q_J
+
+    def keys(self, key: Tensor) -> Tensor:
+        return self.means(self.weigh(key)).to(key.dtype)
+
+    def values(self, value: Tensor) -> Tensor:
+        return self.means(self.weigh(value)).to(value.dtype)
+
+    def add_key_gradient_(self, total: Tensor, gradient: Tensor) -> None:
+        of_cluster = gradient.to(self.weight.dtype) / self.total[..., None]  # (b, h, d, p)
+        for at in heads(total):
+            self._add_(total[at], of_cluster[at].index_select(0, self.assignment[at]), self.weight[at])
+
+    def add_value_gradient_(self, total: Tensor, gradient: Tensor) -> None:
+        self.add_key_gradient_(total, gradient)
+
+    def add_gradients_(
+        self, totals: tuple[Tensor, Tensor], key: Tensor, value: Tensor, virtual: Sloped, gradients: Sloped
+    ) -> None:
+        """dk_j += w_j (dk_c / W_c + dC (v_j - v_c)), dv_j += w_j (dv_c / W_c + dC^T (k_j - k_c))."""
+        assert self.rate is not None and self.center is not None
+        dtype = self.weight.dtype
+        keys, values, slope, d_keys, d_values, d_slope = (x.to(dtype) for x in (*virtual, *gradients))
+        values = values + self.center @ slope  # the means: virtual values are shifted by the slope's constant
+        d_covariance = self.rate * (d_slope - self.center.mT @ d_values.sum(-2, keepdim=True))  # (b, h, p, p_v)
+        for total, other, means, d_means, across in (
+            (totals[0], value, values, d_keys, d_covariance.mT),
+            (totals[1], key, keys, d_values, d_covariance),
+        ):
+            of_cluster = d_means / self.total[..., None] - means @ across  # (b, h, d, p)
+            for at in heads(total):
+                each = of_cluster[at].index_select(0, self.assignment[at])  # (n, p)
+                self._add_(total[at], each.addmm_(other[at].to(dtype), across[at]), self.weight[at])
+
+    def weigh(self, x: Tensor) -> Tensor:
+        """w_j x_j in the precision of the weights."""
+        return x.to(self.weight.dtype) * self.weight[..., None]
+
+    def means(self, weighed: Tensor) -> Tensor:
+        """sum_j w_j x_j / W of each cluster: (b, h, n, p) -> (b, h, d, p). An empty cluster has 0."""
+        return _sums(weighed, self.assignment, self.total.shape[-1]) / self.total[..., None]
+
+    @staticmethod
+    def _add_(total: Tensor, each: Tensor, weight: Tensor) -> None:
+        total.addcmul_(weight[:, None].to(total.dtype), each.to(total.dtype))
+
+
+class Moments(NamedTuple):
+    """First moments of keys and values in clusters, and their covariance within clusters."""
+
+    assignment: Tensor  # (b, h, n), the cluster of each key
+    total: Tensor  # (b, h, d), W; above 0
+    keys: Tensor  # (b, h, d, p), k_c
+    values: Tensor  # (b, h, d, p_v), v_c
+    covariance: Tensor | None  # (b, h, p, p_v), C
+
+
+class Clusters(NamedTuple):
+    """What stands for a set of keys and values: attention over `virtual`, plus Q times `slope`."""
+
+    merge: ClusterMerge
+    virtual: VirtualKeys  # (b, h, d, p); its values hold the constant part of the linear term
+    slope: Tensor | None  # (b, h, p, p_v), None without the linear term
+
+
+def merge_clusters(
+    pilots: Pilots, source: VirtualKeys, u: Tensor, d: int, *, num_steps: int, first_order: bool, scale: float
+) -> Clusters:
+    """At most d clusters of the slots of `source`; where there are no more than d, each has its own.
+
+    u: uniform numbers (b, h, n), one per slot. Time O(n d p) for each step, memory O(n p).
+    """
+    log_weights = source.log_weights()
+    largest = log_weights.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
+    share = (log_weights - largest).exp()  # (b, h, n)
+    full = (log_weights > -torch.inf).sum(-1, keepdim=True) <= d  # (b, h, 1)
+    d = min(d, source.keys.shape[-2])
+    sample = sample_without_replacement(log_importance(pilots, source, scale), u, SAMPLE * d if num_steps else d)
+    chosen = Selection(sample.indices[..., :d], sample.live[..., :d])
+    mass = column_mass(pilots, source, scale) + UNSEEN * share
+    weight = torch.where(full, (log_weights > -torch.inf).to(mass.dtype), mass)
+    with_covariance = first_order and source.keys.shape[-2] > d
+    moments = find_moments(source, weight, sample, d, full, num_steps, with_covariance)
+    merge = ClusterMerge(moments.assignment, weight, moments.total)
+    keys, values = moments.keys.to(source.keys.dtype), moments.values
+    count = torch.zeros_like(merge.total).scatter_add_(-1, merge.assignment, share)  # (b, h, d)
+    log_weight = calibrate(pilots, keys, merge.total, largest + count.log(), scale)
+    own = log_weights.gather(-1, chosen.indices).where(chosen.live, -torch.inf)
+    log_weight = torch.where(full, own, log_weight)
+    slope = None
+    if moments.covariance is not None:
+        center = mean_query(pilots)
+        factor = fit_factor(pilots, center, VirtualKeys(keys, values, log_weight), moments.covariance, scale)
+        rate = scale * torch.where(full, 0, factor)[..., None]  # (b, h, 1, 1)
+        merge, slope = merge._replace(rate=rate, center=center), rate * moments.covariance
+        values = values - center @ slope
+    return Clusters(merge, VirtualKeys(keys, values.to(source.values.dtype), log_weight), slope)
+
+
+def find_moments(
+    source: VirtualKeys, weight: Tensor, chosen: Selection, d: int, full: Tensor, num_steps: int, with_covariance: bool
+) -> Moments:
+    """Every slot to its cluster, and the clusters' moments. One head at a time where no gradient is recorded."""
+    keys, values, _ = source
+    own = torch.zeros_like(weight, dtype=torch.long)
+    own.scatter_(-1, chosen.indices[..., :d], torch.arange(d, device=own.device).expand(*own.shape[:-1], d))
+    if keys.shape[-2] <= d:
+        assignment = own
+    else:
+        centers = find_centers(keys.detach().to(weight.dtype), chosen, d, num_steps)
+        assignment = torch.where(full, own, nearest(keys.detach().to(weight.dtype), centers))
+    total = _total(weight, assignment, d)
+    recorded = torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad)
+    if recorded or not plain_cpu(keys):
+        return Moments(assignment, total, *moments_of(keys, values, weight, assignment, total, with_covariance))
+    found = [
+        moments_of(*(x[at] for x in (keys, values, weight, assignment, total)), with_covariance) for at in heads(keys)
+    ]
+    joined = (None if x[0] is None else torch.stack(x).unflatten(0, keys.shape[:-2]) for x in zip(*found, strict=True))
+    return Moments(assignment, total, *joined)
+
+
+def moments_of(
+    keys: Tensor, values: Tensor, weight: Tensor, assignment: Tensor, total: Tensor, with_covariance: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Means of keys and of values, covariance; gradients flow to keys and values."""
+    d = total.shape[-1]
+    values = values.to(weight.dtype)
+    weighed = keys.to(weight.dtype) * weight[..., None]  # (..., n, p)
+    key_sums = _sums(weighed, assignment, d)  # (..., d, p)
+    value_means = _sums(values * weight[..., None], assignment, d) / total[..., None]
+    covariance = weighed.mT @ values - key_sums.mT @ value_means if with_covariance else None
+    return key_sums / total[..., None], value_means, covariance
+
+
+@torch.no_grad()
+def find_centers(keys: Tensor, sample: Selection, d: int, num_steps: int) -> Tensor:
+    """The first d keys of a sample in order of rank, moved by Lloyd steps (1982) over the sample: (b, h, d, p).
+
+    Time O(m d p) for a sample of m.
+    """
+    points, weight = gather_rows(keys, sample.indices), sample.live.to(keys.dtype)  # (b, h, m, p), (b, h, m)
+    centers, points = points[..., :d, :], points * weight[..., None]
+    for _ in range(num_steps):
+        assignment = nearest(points, centers)
+        total = _total(weight, assignment, d)[..., None]
+        centers = torch.where(total > _tiny(total), _sums(points, assignment, d) / total, centers)
+    return centers
+
+
+@torch.no_grad()
+def nearest(keys: Tensor, centers: Tensor) -> Tensor:
+    """argmin_c |k - c|, the first of equals: (..., n, p), (..., d, p) -> (..., n).
+
+    On a CPU over pieces of the keys whose distances stay in the cache, and without the slow argmax: less the largest
+    score and times a large number, all but the nearest are far below zero, and the largest of that plus the number of
+    the center is the number of the nearest.
+    """
+    half_norm = centers.square().sum(-1) / 2  # (..., d)
+    if not plain_cpu(keys):
+        return (keys @ centers.mT - half_norm[..., None, :]).argmax(-1)
+    *batch, n, width = keys.shape
+    d = centers.shape[-2]
+    keys, centers, offset = keys.reshape(-1, n, width), centers.reshape(-1, d, width), -half_norm.reshape(-1, d, 1)
+    last = torch.arange(d - 1, -1, -1, dtype=keys.dtype)[:, None]  # (d, 1): counted from the end, the first is largest
+    found = keys.new_empty(len(keys), n)
+    step = max(PIECE // d, 64)
+    held = keys.new_empty(d * min(step, n))  # one piece of memory: a fresh one costs more than a sum
+    for i in range(len(keys)):
+        for piece, result in zip(keys[i].split(step), found[i].split(step), strict=True):
+            scores = held[: d * len(piece)].view(d, -1)  # (d, step)
+            torch.addmm(offset[i], centers[i], piece.mT, out=scores)
+            scores.sub_(scores.amax(0))
+            torch.amax(torch.add(last, scores, alpha=LARGE, out=scores), 0, out=result)
+    return found.neg_().add_(d - 1).long().view(*batch, n)
+
+
+@torch.no_grad()
+def calibrate(pilots: Pilots, keys: Tensor, total: Tensor, log_count: Tensor, scale: float) -> Tensor:
+    """log( W_c / mean_J exp(s q_J . k_c - lse_J) ): (b, h, d). -inf for an empty cluster.
+
+    With it the pilots give each cluster on average what they give to its keys. A cluster that they hardly see counts
+    its keys.
+    """
+    live = pilots.rows.live[..., None]  # (b, h, P, 1)
+    log_seen = _pilot_scores(pilots, keys, total.dtype, scale).where(live, -torch.inf).logsumexp(-2)
+    log_seen = log_seen - live.sum(-2).clamp(min=1).log()
+    seen = (total > SEEN) & (log_seen.exp() > SEEN)
+    log_weight = torch.where(seen, total.log() - log_seen, log_count)
+    return log_weight.where(total > _tiny(total), -torch.inf)
+
+
+@torch.no_grad()
+def mean_query(pilots: Pilots) -> Tensor:
+    """The mean of the live pilot queries: (b, h, 1, p)."""
+    live = pilots.rows.live[..., None]  # (b, h, P, 1)
+    queries = pilots.queries.to(torch.promote_types(pilots.queries.dtype, torch.float32))
+    return (queries * live).sum(-2, keepdim=True) / live.sum(-2, keepdim=True).clamp(min=1)
+
+
+@torch.no_grad()
+def fit_factor(pilots: Pilots, center: Tensor, virtual: VirtualKeys, covariance: Tensor, scale: float) -> Tensor:
+    """The a in [0, 1] for which a s (q_J - mean q_J) C is nearest to what attention over `virtual` misses: (b, h, 1).
+
+    It keeps the linear term out where attention is too peaked for it.
+    """
+    dtype = covariance.dtype
+    scores = _pilot_scores(pilots, virtual.keys, dtype, scale) + virtual.log_weights()[..., None, :]  # (b, h, P, d)
+    weights = (scores - scores.amax(-1, keepdim=True).clamp(min=-LARGE)).exp()
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=_tiny(weights))
+    missed = pilots.output.to(dtype) - weights @ virtual.values.to(dtype)  # (b, h, P, p_v)
+    term = scale * (pilots.queries.to(dtype) - center) @ covariance * pilots.rows.live[..., None]
+    size = term.square().sum((-2, -1))[..., None]  # (b, h, 1)
+    factor = (missed * term).sum((-2, -1))[..., None] / size.clamp(min=_tiny(size))
+    return factor.clamp(0, 1)
+
+
+def _pilot_scores(pilots: Pilots, keys: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """s q_J . k_c - lse_J: (b, h, P, d)."""
+    return scale * (pilots.queries.to(dtype) @ keys.to(dtype).mT) - pilots.normalizer.to(dtype)[..., None]
+
+
+def _sums(x: Tensor, assignment: Tensor, d: int) -> Tensor:
+    """Sums of rows over clusters: (..., n, p) -> (..., d, p)."""
+    return add_rows_(x.new_zeros(*x.shape[:-2], d, x.shape[-1]), assignment, x)
+
+
+def _total(weight: Tensor, assignment: Tensor, d: int) -> Tensor:
+    """Sums of weights over clusters, no less than the smallest number above 0: (..., n) -> (..., d)."""
+    total = weight.new_zeros(*weight.shape[:-1], d).scatter_add_(-1, assignment, weight)
+    return total.clamp(min=_tiny(weight))
+
+
+def _tiny(x: Tensor) -> float:
+    return torch.finfo(x.dtype).tiny
