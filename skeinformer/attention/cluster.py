@@ -151,9 +151,12 @@ def check_cluster_options(
 ) -> ClusterOptions:
     """The options, those of the quality where None is given, or an error that says which is wrong."""
     check_choice("quality", quality, tuple(QUALITIES))
-    given = (num_samples, num_pilots, num_steps)
-    clusters, pilots, steps = (x if y is None else y for x, y in zip(QUALITIES[quality], given, strict=True))
-    for name, count in (("num_samples", clusters), ("num_pilots", pilots), ("num_checks", num_checks)):
+    clusters, pilots, steps = QUALITIES[quality]
+    clusters = clusters if num_samples is None else num_samples
+    check_count("num_samples", clusters)
+    pilots = min(pilots, clusters) if num_pilots is None else num_pilots
+    steps = steps if num_steps is None else num_steps
+    for name, count in (("num_pilots", pilots), ("num_checks", num_checks)):
         check_count(name, count)
     check_count("num_steps", steps, at_least=0)
     check_flag("first_order", first_order)

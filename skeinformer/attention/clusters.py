@@ -88,7 +88,10 @@ class ClusterMerge(NamedTuple):
 
     @staticmethod
     def _add_(total: Tensor, each: Tensor, weight: Tensor) -> None:
-        total.addcmul_(weight[:, None].to(total.dtype), each.to(total.dtype))
+        if total.dtype == weight.dtype:
+            total.addcmul_(weight[:, None], each)
+        else:  # small weights and large sums meet in the wider precision
+            total += each.mul_(weight[:, None]).to(total.dtype)
 
 
 class Moments(NamedTuple):
@@ -118,13 +121,14 @@ def merge_clusters(
     """
     log_weights = source.log_weights()
     largest = log_weights.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
-    share = (log_weights - largest).exp()  # (b, h, n)
-    full = (log_weights > -torch.inf).sum(-1, keepdim=True) <= d  # (b, h, 1)
+    live, share = log_weights > -torch.inf, (log_weights - largest).exp()  # (b, h, n)
+    full = live.sum(-1, keepdim=True) <= d  # (b, h, 1)
     d = min(d, source.keys.shape[-2])
     sample = sample_without_replacement(log_importance(pilots, source, scale), u, SAMPLE * d if num_steps else d)
     chosen = Selection(sample.indices[..., :d], sample.live[..., :d])
-    mass = column_mass(pilots, source, scale) + UNSEEN * share
-    weight = torch.where(full, (log_weights > -torch.inf).to(mass.dtype), mass)
+    mass = column_mass(pilots, source, scale)
+    mass = (mass + UNSEEN * share.clamp(min=1e-6)).where(live, 0)
+    weight = torch.where(full, live.to(mass.dtype), mass)
     with_covariance = first_order and source.keys.shape[-2] > d
     moments = find_moments(source, weight, sample, d, full, num_steps, with_covariance)
     merge = ClusterMerge(moments.assignment, weight, moments.total)
@@ -218,7 +222,7 @@ def nearest(keys: Tensor, centers: Tensor) -> Tensor:
             torch.addmm(offset[i], centers[i], piece.mT, out=scores)
             scores.sub_(scores.amax(0))
             torch.amax(torch.add(last, scores, alpha=LARGE, out=scores), 0, out=result)
-    return found.neg_().add_(d - 1).long().view(*batch, n)
+    return found.nan_to_num_().neg_().add_(d - 1).clamp_(0, d - 1).long().view(*batch, n)
 
 
 @torch.no_grad()
