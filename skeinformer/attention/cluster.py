@@ -168,12 +168,13 @@ def check_cluster_options(
 class Cluster(Attention):
     """softmax(s Q K'^T + w') V' + a s (Q - mean q_J) C: attention over d weighted means of clusters of keys.
 
-    `cluster_attention` as a module. P pilot rows J are computed exactly and written over the result (`num_pilots`);
-    every key joins the nearest of d centers, drawn by Eq. (5) of Chen et al. (2022) and moved by `num_steps` Lloyd steps;
-    means are weighted by the columns' mass in the pilot rows, and the log weights w' are such that each cluster has its
-    mass there. `first_order` adds the linear term, with C the covariance of keys and values within clusters.
-    `num_samples`, d, is the budget unless given; `quality` sets the others: "fast" is 32 pilots and 1 step, "accurate"
-    64 and 2. `certify` also estimates the error. No parameters.
+    `cluster_attention` as a module. P pilot rows J are computed exactly and written over the result (`num_pilots`).
+    Centers are drawn by Eq. (5) of Chen et al. (2022) and moved by `num_steps` Lloyd steps over a sample of the keys;
+    every key joins the nearest. Means are weighted by the columns' mass in the pilot rows, and the log weights w' give
+    each cluster its mass there. `first_order` adds the linear term: C is the covariance of keys and values within
+    clusters, a in [0, 1] fits the pilots. `num_samples`, d, is the budget unless given; `quality` sets the rest:
+    "fast" is 32 pilots, "accurate" 64, never more than d, and 1 step. `certify` also estimates the error. No
+    parameters.
     Time O(n (d + P + p) p), memory O((n + d) p).
     """
 
@@ -221,7 +222,7 @@ class Cluster(Attention):
         generator: torch.Generator | None = None,
         num_checks: int = 32,
     ) -> tuple[Tensor, ClusterInfo]:
-        """What a call returns, and its estimated error: `cluster_attention(..., return_info=True)` with these options."""
+        """What a call returns, and its estimated error: `cluster_attention` with return_info and these options."""
         seed = self.seed_in_force()
         if noise is None and generator is None and seed is not None:
             rand = from_seed((query.shape[0], query.shape[1]), seed, device=query.device)
@@ -306,10 +307,11 @@ def cluster_attention(
 ) -> Tensor | tuple[Tensor, ClusterInfo]:
     """softmax(s Q K^T) V approximated over `num_samples` weighted means of clusters of keys: (b, h, n, p_v).
 
-    `quality` sets what is not given: "fast" is 64 clusters, 32 pilots and 1 Lloyd step, "accurate" 256, 64 and 2. With
-    `return_info` the result is (output, ClusterInfo), the output the same to the bit; `num_checks` more rows are then
-    computed to estimate its error. Clusters and their weights carry no gradient; all keys and values do, through the
-    means, the linear term and the pilot rows. Exact where num_samples >= the number of real keys.
+    `quality` sets what is not given: "fast" is 32 clusters and 32 pilots, "accurate" 128 and 64 (pilots never more than
+    clusters), both with 1 Lloyd step. With `return_info` the result is (output, ClusterInfo), the output the same to
+    the bit; `num_checks` more rows are then computed to estimate its error. Clusters and their weights carry no
+    gradient; all keys and values do, through the means, the linear term and the pilot rows. Exact where num_samples
+    is at least the number of real keys.
     Time O(n (d + P + p) p) for P pilots, memory O((n + d) p).
     """
     options = check_cluster_options(quality, num_samples, num_pilots, num_steps, first_order, scale, num_checks)

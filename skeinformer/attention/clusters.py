@@ -47,10 +47,11 @@ class ClusterMerge(NamedTuple):
     center: Tensor | None = None  # (b, h, 1, p), mean q_J
 
     def keys(self, key: Tensor) -> Tensor:
-        return self.means(self.weigh(key)).to(key.dtype)
+        sums = _sums(key.to(self.weight.dtype) * self.weight[..., None], self.assignment, self.total.shape[-1])
+        return (sums / self.total[..., None]).to(key.dtype)
 
     def values(self, value: Tensor) -> Tensor:
-        return self.means(self.weigh(value)).to(value.dtype)
+        return self.keys(value)
 
     def add_key_gradient_(self, total: Tensor, gradient: Tensor) -> None:
         of_cluster = gradient.to(self.weight.dtype) / self.total[..., None]  # (b, h, d, p)
@@ -64,7 +65,8 @@ class ClusterMerge(NamedTuple):
         self, totals: tuple[Tensor, Tensor], key: Tensor, value: Tensor, virtual: Sloped, gradients: Sloped
     ) -> None:
         """dk_j += w_j (dk_c / W_c + dC (v_j - v_c)), dv_j += w_j (dv_c / W_c + dC^T (k_j - k_c))."""
-        assert self.rate is not None and self.center is not None
+        assert self.rate is not None
+        assert self.center is not None
         dtype = self.weight.dtype
         keys, values, slope, d_keys, d_values, d_slope = (x.to(dtype) for x in (*virtual, *gradients))
         values = values + self.center @ slope  # the means: virtual values are shifted by the slope's constant
@@ -77,14 +79,6 @@ class ClusterMerge(NamedTuple):
             for at in heads(total):
                 each = of_cluster[at].index_select(0, self.assignment[at])  # (n, p)
                 self._add_(total[at], each.addmm_(other[at].to(dtype), across[at]), self.weight[at])
-
-    def weigh(self, x: Tensor) -> Tensor:
-        """w_j x_j in the precision of the weights."""
-        return x.to(self.weight.dtype) * self.weight[..., None]
-
-    def means(self, weighed: Tensor) -> Tensor:
-        """sum_j w_j x_j / W of each cluster: (b, h, n, p) -> (b, h, d, p). An empty cluster has 0."""
-        return _sums(weighed, self.assignment, self.total.shape[-1]) / self.total[..., None]
 
     @staticmethod
     def _add_(total: Tensor, each: Tensor, weight: Tensor) -> None:
@@ -150,7 +144,7 @@ def merge_clusters(
 def find_moments(
     source: VirtualKeys, weight: Tensor, chosen: Selection, d: int, full: Tensor, num_steps: int, with_covariance: bool
 ) -> Moments:
-    """Every slot to its cluster, and the clusters' moments. One head at a time where no gradient is recorded."""
+    """Every slot to its cluster, and the clusters' moments."""
     keys, values, _ = source
     own = torch.zeros_like(weight, dtype=torch.long)
     own.scatter_(-1, chosen.indices[..., :d], torch.arange(d, device=own.device).expand(*own.shape[:-1], d))
@@ -159,28 +153,36 @@ def find_moments(
     else:
         centers = find_centers(keys.detach().to(weight.dtype), chosen, d, num_steps)
         assignment = torch.where(full, own, nearest(keys.detach().to(weight.dtype), centers))
-    total = _total(weight, assignment, d)
-    recorded = torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad)
-    if recorded or not plain_cpu(keys):
-        return Moments(assignment, total, *moments_of(keys, values, weight, assignment, total, with_covariance))
-    found = [
-        moments_of(*(x[at] for x in (keys, values, weight, assignment, total)), with_covariance) for at in heads(keys)
-    ]
-    joined = (None if x[0] is None else torch.stack(x).unflatten(0, keys.shape[:-2]) for x in zip(*found, strict=True))
-    return Moments(assignment, total, *joined)
+    total, width = _total(weight, assignment, d), keys.shape[-1]
+    sums, product = weighted_sums(keys, values, weight, assignment, d, with_covariance)
+    means = sums / total[..., None]
+    key_means, value_means = means[..., :width], means[..., width:]
+    covariance = None if product is None else product - sums[..., :width].mT @ value_means
+    return Moments(assignment, total, key_means, value_means, covariance)
 
 
-def moments_of(
-    keys: Tensor, values: Tensor, weight: Tensor, assignment: Tensor, total: Tensor, with_covariance: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Means of keys and of values, covariance; gradients flow to keys and values."""
-    d = total.shape[-1]
-    values = values.to(weight.dtype)
-    weighed = keys.to(weight.dtype) * weight[..., None]  # (..., n, p)
-    key_sums = _sums(weighed, assignment, d)  # (..., d, p)
-    value_means = _sums(values * weight[..., None], assignment, d) / total[..., None]
-    covariance = weighed.mT @ values - key_sums.mT @ value_means if with_covariance else None
-    return key_sums / total[..., None], value_means, covariance
+def weighted_sums(
+    keys: Tensor, values: Tensor, weight: Tensor, assignment: Tensor, d: int, with_product: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Sums over clusters of w_j [k_j, v_j], (b, h, d, p + p_v), and sum_j w_j k_j v_j^T, (b, h, p, p_v), if asked for.
+
+    Gradients flow to keys and values; where none is recorded it goes by heads.
+    """
+    dtype, width = weight.dtype, keys.shape[-1]
+    if not plain_cpu(keys) or (torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad)):
+        values = values.to(dtype)
+        both = torch.cat([keys.to(dtype), values], -1) * weight[..., None]  # (b, h, n, p + p_v)
+        return _sums(both, assignment, d), both[..., :width].mT @ values if with_product else None
+    sums = weight.new_zeros(*keys.shape[:-2], d, width + values.shape[-1])
+    product = weight.new_empty(*keys.shape[:-2], width, values.shape[-1]) if with_product else None
+    both = weight.new_empty(keys.shape[-2], sums.shape[-1])  # one piece of memory: a fresh one costs more than a sum
+    for at in heads(keys):
+        torch.mul(keys[at], weight[at][:, None], out=both[:, :width])
+        torch.mul(values[at], weight[at][:, None], out=both[:, width:])
+        sums[at].index_add_(0, assignment[at], both)
+        if product is not None:
+            torch.mm(both[:, :width].mT, values[at].to(dtype), out=product[at])
+    return sums, product
 
 
 @torch.no_grad()
@@ -200,7 +202,7 @@ def find_centers(keys: Tensor, sample: Selection, d: int, num_steps: int) -> Ten
 
 @torch.no_grad()
 def nearest(keys: Tensor, centers: Tensor) -> Tensor:
-    """argmin_c |k - c|, the first of equals: (..., n, p), (..., d, p) -> (..., n).
+    """argmin_c |k - c|: (..., n, p), (..., d, p) -> (..., n).
 
     On a CPU over pieces of the keys whose distances stay in the cache, and without the slow argmax: less the largest
     score and times a large number, all but the nearest are far below zero, and the largest of that plus the number of
@@ -217,7 +219,7 @@ def nearest(keys: Tensor, centers: Tensor) -> Tensor:
     step = max(PIECE // d, 64)
     held = keys.new_empty(d * min(step, n))  # one piece of memory: a fresh one costs more than a sum
     for i in range(len(keys)):
-        for piece, result in zip(keys[i].split(step), found[i].split(step), strict=True):
+        for piece, result in zip(torch.split(keys[i], step), torch.split(found[i], step), strict=True):
             scores = held[: d * len(piece)].view(d, -1)  # (d, step)
             torch.addmm(offset[i], centers[i], piece.mT, out=scores)
             scores.sub_(scores.amax(0))

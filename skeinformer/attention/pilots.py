@@ -160,8 +160,8 @@ def log_column_sums(pilots: Pilots, keys: Tensor, scale: float, *, power: int) -
     """log sum_J (exp(s q_J . k_i) / (row sum of J))^power over live pilots for every key: (..., n).
 
     It is the normalizer of attention the other way round: keys ask, pilot queries answer, with scale and log weights
-    -log(row sum) times the power. On a CPU it is summed over pieces of the keys that stay in the cache; in a compiled graph, where
-    pieces would tie it to one n, and elsewhere the fused kernel does it, with a product too many.
+    -log(row sum) times the power. On a CPU it is summed over pieces of the keys that stay in the cache; in a compiled
+    graph, where pieces would tie it to one n, and elsewhere the fused kernel does it, with a product too many.
     """
     dtype = statistics_dtype(keys)
     log_weight = torch.where(pilots.rows.live, -power * pilots.normalizer.to(dtype), -torch.inf)  # (..., P)
