@@ -71,7 +71,7 @@ class Trace(NamedTuple):
     clusters: Clusters
 
 
-QUALITIES: dict[str, tuple[int, int, int]] = {"fast": (32, 32, 1), "accurate": (128, 64, 1)}  # clusters, pilots, steps
+QUALITIES: dict[str, tuple[int, int, int]] = {"fast": (32, 16, 1), "accurate": (128, 64, 1)}  # clusters, pilots, steps
 
 
 def cluster_sketch(
@@ -173,7 +173,7 @@ class Cluster(Attention):
     every key joins the nearest. Means are weighted by the columns' mass in the pilot rows, and the log weights w' give
     each cluster its mass there. `first_order` adds the linear term: C is the covariance of keys and values within
     clusters, a in [0, 1] fits the pilots. `num_samples`, d, is the budget unless given; `quality` sets the rest:
-    "fast" is 32 pilots, "accurate" 64, never more than d, and 1 step. `certify` also estimates the error. No
+    "fast" is 16 pilots, "accurate" 64, never more than d, and 1 step. `certify` also estimates the error. No
     parameters.
     Time O(n (d + P + p) p), memory O((n + d) p).
     """
@@ -307,7 +307,7 @@ def cluster_attention(
 ) -> Tensor | tuple[Tensor, ClusterInfo]:
     """softmax(s Q K^T) V approximated over `num_samples` weighted means of clusters of keys: (b, h, n, p_v).
 
-    `quality` sets what is not given: "fast" is 32 clusters and 32 pilots, "accurate" 128 and 64 (pilots never more than
+    `quality` sets what is not given: "fast" is 32 clusters and 16 pilots, "accurate" 128 and 64 (pilots never more than
     clusters), both with 1 Lloyd step. With `return_info` the result is (output, ClusterInfo), the output the same to
     the bit; `num_checks` more rows are then computed to estimate its error. Clusters and their weights carry no
     gradient; all keys and values do, through the means, the linear term and the pilot rows. Exact where num_samples

@@ -71,13 +71,14 @@ class ClusterMerge(NamedTuple):
         keys, values, slope, d_keys, d_values, d_slope = (x.to(dtype) for x in (*virtual, *gradients))
         values = values + self.center @ slope  # the means: virtual values are shifted by the slope's constant
         d_covariance = self.rate * (d_slope - self.center.mT @ d_values.sum(-2, keepdim=True))  # (b, h, p, p_v)
+        each = self.weight.new_empty(key.shape[-2:])  # of one head, (n, p): one piece of memory
         for total, other, means, d_means, across in (
             (totals[0], value, values, d_keys, d_covariance.mT),
             (totals[1], key, keys, d_values, d_covariance),
         ):
             of_cluster = d_means / self.total[..., None] - means @ across  # (b, h, d, p)
             for at in heads(total):
-                each = of_cluster[at].index_select(0, self.assignment[at])  # (n, p)
+                torch.index_select(of_cluster[at], 0, self.assignment[at], out=each)
                 self._add_(total[at], each.addmm_(other[at].to(dtype), across[at]), self.weight[at])
 
     @staticmethod

@@ -13,7 +13,11 @@ from skeinformer.attention.base import Attention
 
 COMMAND = "python -m skeinformer.lab.methods_page docs/methods.md"
 COMMON = ("head_dim", "max_len", "budget", "seed")
-PAGES = {"sketched": "sketches.md", "skeinformer": "skeinformer.md"}  # methods with a page of their own
+PAGES = {
+    "sketched": "sketches.md",
+    "skeinformer": "skeinformer.md",
+    "cluster": "cluster.md",
+}  # methods with a page of their own
 INTRODUCTION = """\
 # Methods
 
