@@ -114,46 +114,54 @@ def merge_clusters(
 
     u: uniform numbers (b, h, n), one per slot. Time O(n d p) for each step, memory O(n p).
     """
+    n = source.keys.shape[-2]
     log_weights = source.log_weights()
     largest = log_weights.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
     live, share = log_weights > -torch.inf, (log_weights - largest).exp()  # (b, h, n)
-    full = live.sum(-1, keepdim=True) <= d  # (b, h, 1)
-    d = min(d, source.keys.shape[-2])
+    # whether each has its own, (b, h, 1); None where that is known not to be so
+    full = None if n > d and source.log_weight is None else live.sum(-1, keepdim=True) <= d
+    d = min(d, n)
     sample = sample_without_replacement(log_importance(pilots, source, scale), u, SAMPLE * d if num_steps else d)
-    chosen = Selection(sample.indices[..., :d], sample.live[..., :d])
-    mass = column_mass(pilots, source, scale)
-    mass = (mass + UNSEEN * share.clamp(min=1e-6)).where(live, 0)
-    weight = torch.where(full, live.to(mass.dtype), mass)
-    with_covariance = first_order and source.keys.shape[-2] > d
-    moments = find_moments(source, weight, sample, d, full, num_steps, with_covariance)
+    weight = (column_mass(pilots, source, scale) + UNSEEN * share.clamp(min=1e-6)).where(live, 0)
+    weight = weight if full is None else torch.where(full, live.to(weight.dtype), weight)
+    moments = find_moments(source, weight, sample, d, full, num_steps, first_order and n > d)
     merge = ClusterMerge(moments.assignment, weight, moments.total)
     keys, values = moments.keys.to(source.keys.dtype), moments.values
-    count = torch.zeros_like(merge.total).scatter_add_(-1, merge.assignment, share)  # (b, h, d)
-    log_weight = calibrate(pilots, keys, merge.total, largest + count.log(), scale)
-    own = log_weights.gather(-1, chosen.indices).where(chosen.live, -torch.inf)
-    log_weight = torch.where(full, own, log_weight)
+    log_count = largest + _total(share, merge.assignment, d).log()  # (b, h, d)
+    log_weight = calibrate(pilots, keys, merge.total, log_count, scale)
+    if full is not None:
+        own = log_weights.gather(-1, sample.indices[..., :d]).where(sample.live[..., :d], -torch.inf)
+        log_weight = torch.where(full, own, log_weight)
     slope = None
     if moments.covariance is not None:
         center = mean_query(pilots)
         factor = fit_factor(pilots, center, VirtualKeys(keys, values, log_weight), moments.covariance, scale)
-        rate = scale * torch.where(full, 0, factor)[..., None]  # (b, h, 1, 1)
+        factor = factor if full is None else torch.where(full, 0, factor)
+        rate = scale * factor[..., None]  # (b, h, 1, 1)
         merge, slope = merge._replace(rate=rate, center=center), rate * moments.covariance
         values = values - center @ slope
     return Clusters(merge, VirtualKeys(keys, values.to(source.values.dtype), log_weight), slope)
 
 
 def find_moments(
-    source: VirtualKeys, weight: Tensor, chosen: Selection, d: int, full: Tensor, num_steps: int, with_covariance: bool
+    source: VirtualKeys,
+    weight: Tensor,
+    sample: Selection,
+    d: int,
+    full: Tensor | None,
+    num_steps: int,
+    with_covariance: bool,
 ) -> Moments:
-    """Every slot to its cluster, and the clusters' moments."""
+    """Every slot to its cluster, and the clusters' moments. Where `full`, the first d of the sample have their own."""
     keys, values, _ = source
-    own = torch.zeros_like(weight, dtype=torch.long)
-    own.scatter_(-1, chosen.indices[..., :d], torch.arange(d, device=own.device).expand(*own.shape[:-1], d))
-    if keys.shape[-2] <= d:
-        assignment = own
-    else:
-        centers = find_centers(keys.detach().to(weight.dtype), chosen, d, num_steps)
-        assignment = torch.where(full, own, nearest(keys.detach().to(weight.dtype), centers))
+    assignment = torch.zeros_like(weight, dtype=torch.long)
+    if keys.shape[-2] > d:
+        places = keys.detach().to(weight.dtype)
+        assignment = nearest(places, find_centers(places, sample, d, num_steps))
+    if full is not None:
+        chosen = sample.indices[..., :d]
+        own = assignment.scatter(-1, chosen, torch.arange(d, device=chosen.device).expand_as(chosen))
+        assignment = torch.where(full, own, assignment)
     total, width = _total(weight, assignment, d), keys.shape[-1]
     sums, product = weighted_sums(keys, values, weight, assignment, d, with_covariance)
     means = sums / total[..., None]
@@ -217,14 +225,16 @@ def nearest(keys: Tensor, centers: Tensor) -> Tensor:
     keys, centers, offset = keys.reshape(-1, n, width), centers.reshape(-1, d, width), -half_norm.reshape(-1, d, 1)
     last = torch.arange(d - 1, -1, -1, dtype=keys.dtype)[:, None]  # (d, 1): counted from the end, the first is largest
     found = keys.new_empty(len(keys), n)
-    step = max(PIECE // d, 64)
-    held = keys.new_empty(d * min(step, n))  # one piece of memory: a fresh one costs more than a sum
-    for i in range(len(keys)):
-        for piece, result in zip(torch.split(keys[i], step), torch.split(found[i], step), strict=True):
-            scores = held[: d * len(piece)].view(d, -1)  # (d, step)
-            torch.addmm(offset[i], centers[i], piece.mT, out=scores)
-            scores.sub_(scores.amax(0))
-            torch.amax(torch.add(last, scores, alpha=LARGE, out=scores), 0, out=result)
+    step = min(max(PIECE // d, 64), n)  # keys at a time, of so many heads
+    count = max(PIECE // (d * step), 1) if step == n else 1
+    held = keys.new_empty(count * d * step)  # one piece of memory: a fresh one costs more than a sum
+    for i in range(0, len(keys), count):
+        at = slice(i, i + count)
+        for piece, result in zip(torch.split(keys[at], step, 1), torch.split(found[at], step, 1), strict=True):
+            scores = held[: len(piece) * d * piece.shape[1]].view(len(piece), d, -1)  # (count, d, step)
+            torch.baddbmm(offset[at], centers[at], piece.mT, out=scores)
+            scores.sub_(scores.amax(1, keepdim=True))
+            torch.amax(torch.add(last, scores, alpha=LARGE, out=scores), 1, out=result)
     return found.nan_to_num_().neg_().add_(d - 1).clamp_(0, d - 1).long().view(*batch, n)
 
 
