@@ -10,13 +10,14 @@ from typing import Literal
 
 import torch
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from skeinformer.attention import METHODS
-from skeinformer.lab.approx import Case, Experiment, cases, compact, error_records, key_of, load_source, summarize
+from skeinformer.lab.approx import Experiment, OnStep, cases, compact, error_records, key_of, load_source, summarize
 from skeinformer.lab.approx_time import time_key, time_records
 from skeinformer.lab.contenders import parse_all
 from skeinformer.lab.pretrained import WEIGHTS
@@ -26,7 +27,7 @@ from skeinformer.report.files import write_whole
 from skeinformer.report.format import number, spread
 from skeinformer.sketch import SKETCHES
 
-OnStep = Callable[[str, float], None]
+Begin = Callable[[str], OnStep]
 
 # `sketched` stands once for each sketch; by default it is the Gaussian one
 DEFAULT_METHODS = (
@@ -34,6 +35,17 @@ DEFAULT_METHODS = (
     "skeinformer:num_pilots=32",
     *(f"sketched:sketch={name}" for name in SKETCHES),
 )
+MADE = (
+    "started",
+    "cpu",
+    "cores",
+    "gpu",
+    "torch",
+    "python",
+    "skeinformer",
+    "commit",
+    "command",
+)  # how a record was made
 HEADINGS = ("n", "weights", "layer", "method", "d", "trials", "spectral error", "time / SDPA")
 
 
@@ -51,7 +63,7 @@ class Approx:
     methods: tuple[str, ...] = DEFAULT_METHODS
     """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch."""
     trials: int = 8
-    """How often to measure, each time on the next piece of text and with new draws. The paper has 64 x 12 heads."""
+    """How often to measure, each on the next piece of text and with new draws. 64 of 12 heads are 768 heads."""
     weights: tuple[str, ...] = WEIGHTS
     """Projections to queries, keys and values: pretrained, initialized (drawn anew in each trial)."""
     layers: tuple[int, ...] = (0,)
@@ -86,18 +98,20 @@ def run_approx(options: Approx, console: Console | None = None) -> Path:
         check_count("threads", options.threads)
         torch.set_num_threads(options.threads)
     records = read(options.records) if options.records.exists() else []
-    with _display(console) as step:
-        step("loading the pretrained model and the text", 0.0)
-        source = load_source(experiment, 1 if options.only == "time" else options.trials)
-        if options.only != "time":
-            for record in error_records(experiment, source, tuple(records), step):
+    parts = {"errors": error_records} if options.only != "time" else {}
+    if options.only != "errors" and options.time_rounds:
+        parts["times"] = time_records
+    if not parts:
+        raise ValueError("only the time is asked for, in 0 rounds; give more time_rounds")
+    with _display(console) as begin:
+        begin("")("loading the pretrained model and the text", 0.0)
+        source = load_source(experiment, options.trials if "errors" in parts else 1)
+        for i, (part, measured) in enumerate(parts.items(), start=1):
+            step = begin(f"{i} of {len(parts)}: {part}" if len(parts) > 1 else part)
+            for record in measured(experiment, source, tuple(records), step):
                 append(options.records, record)
                 records.append(record)
-        if options.only != "errors" and options.time_rounds:
-            for record in time_records(experiment, source, tuple(records), step):
-                append(options.records, record)
-                records.append(record)
-        step("done", 1.0)
+            step("done", 1.0)
     show(experiment, records, console)
     if options.summary is not None:
         write_summary(records, options.summary)
@@ -106,6 +120,8 @@ def run_approx(options: Approx, console: Console | None = None) -> Path:
 
 def as_experiment(options: Approx) -> Experiment:
     """The options of the command as an experiment, or a ValueError that names the wrong one."""
+    if not options.methods:
+        raise ValueError("methods is empty; give at least one")
     return Experiment(
         contenders=tuple(parse_all(options.methods)),
         lengths=options.lengths,
@@ -123,9 +139,22 @@ def as_experiment(options: Approx) -> Experiment:
 
 
 def write_summary(records: Sequence[Record], path: Path) -> None:
-    """Write the means over trials and the times, one JSON line each, whole or not at all."""
-    lines = [json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n" for record in compact(records)]
+    """Write the means over trials and the times, one JSON line each, whole or not at all.
+
+    The file is small enough to publish: six digits, nothing for None, and how it was made only where that changes.
+    """
+    made: Record = {}
+    lines: dict[str, None] = {}  # in order, each once
+    for record in map(_short, compact(records)):
+        fields = {name: value for name, value in record.items() if name not in MADE or made.get(name) != value}
+        made |= {name: value for name, value in record.items() if name in MADE}
+        lines[json.dumps(fields, allow_nan=False, ensure_ascii=False) + "\n"] = None
     write_whole("".join(lines), path)
+
+
+def _short(record: Record) -> Record:
+    values = {name: value for name, value in record.items() if value is not None}
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
 
 
 def show(experiment: Experiment, records: Sequence[Record], console: Console) -> None:
@@ -143,9 +172,10 @@ def show(experiment: Experiment, records: Sequence[Record], console: Console) ->
             table.add_row(*map(Text, row))
         console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
         console.print(table)
-        console.print("Spectral error |BV - R|_2 / |BV|_2: mean and standard error over trials, each of all heads.")
-    labels = {contender.label for contender in experiment.contenders}
-    skipped = [r for r in records if r.get("kind") == "approx_skipped" and r.get("label") in labels]
+        note = "Spectral error |BV - R|_2 / |BV|_2: mean and standard error over trials, each of all heads."
+        console.print(note, soft_wrap=True)
+    about = {(n, contender.label) for n, contender in product(experiment.lengths, experiment.contenders)}
+    skipped = [r for r in records if r.get("kind") == "approx_skipped" and (r.get("n"), r.get("label")) in about]
     for label, part, reason in dict.fromkeys((r["label"], r["part"], r["reason"]) for r in skipped):
         console.print(f"Not measured, {part} of {label}: {reason}", markup=False, soft_wrap=True)
 
@@ -159,7 +189,11 @@ def result_rows(experiment: Experiment, records: Sequence[Record]) -> Iterator[t
         for case in cases(experiment):
             if case.samples not in (None, largest):
                 continue
-            error, time = _found(experiment, case, n, weights, layer, summaries, times)
+            keys: Record = {**experiment.common, **case.fields, "n": n, "weights": weights, "layer": layer}
+            error = summaries.get(key_of(keys), {})
+            # the times of the first layer serve all: they depend on sizes alone
+            keys |= {"layer": experiment.layers[0], "batch": 1, "threads": torch.get_num_threads()}
+            time = times.get(time_key(keys), {})
             if error or time:
                 yield (
                     f"{n:,}",
@@ -173,21 +207,6 @@ def result_rows(experiment: Experiment, records: Sequence[Record]) -> Iterator[t
                 )
 
 
-def _found(
-    experiment: Experiment,
-    case: Case,
-    n: int,
-    weights: str,
-    layer: int,
-    summaries: dict[tuple[object, ...], Record],
-    times: dict[tuple[object, ...], Record],
-) -> tuple[Record, Record]:
-    """The summary and the times of a case on an input, each empty where there is none."""
-    about: Record = {**experiment.common, **case.fields, "n": n, "weights": weights, "layer": layer}
-    timed: Record = {**about, "batch": 1, "threads": torch.get_num_threads()}
-    return summaries.get(key_of(about), {}), times.get(time_key(timed), {})
-
-
 def _column_and_value(item: str) -> tuple[str, str]:
     column, equals, value = item.partition("=")
     if not (column and equals):
@@ -196,22 +215,39 @@ def _column_and_value(item: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _display(console: Console) -> Iterator[OnStep]:
-    """A function that shows what is under way: in a bar, or where there is no terminal in a line for every input."""
+def _display(console: Console) -> Iterator[Begin]:
+    """A function that begins a part of the run, and returns one that shows what is under way and the share done.
+
+    In a terminal a bar, with the detail on a line of its own; elsewhere a line for every input.
+    """
     if not console.is_terminal:
-        last = ""
 
-        def line(detail: str, done: float) -> None:
-            nonlocal last
-            place = detail.partition(":")[0]
-            if place != last:
-                last = place
-                console.print(f"{done:4.0%} {place}", markup=False, soft_wrap=True)
+        def begin_lines(part: str) -> OnStep:
+            last = ""
 
-        yield line
+            def line(detail: str, done: float) -> None:
+                nonlocal last
+                place = detail.partition(":")[0]
+                if place != last:
+                    last = place
+                    console.print(f"{part} {done:4.0%} {place}".strip(), markup=False, soft_wrap=True)
+
+            return line
+
+        yield begin_lines
         return
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    description = TextColumn("{task.description}", markup=False)
-    with Progress(*columns, description, console=console, transient=True, speed_estimate_period=600) as progress:
-        task = progress.add_task("", total=1.0)
-        yield lambda detail, done: progress.update(task, description=detail, completed=done)
+    with Live(console=console, transient=True) as live:
+
+        def begin_bar(part: str) -> OnStep:
+            title = TextColumn("{task.description}", markup=False)
+            columns = (title, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            bar = Progress(*columns, console=console, speed_estimate_period=600)
+            task = bar.add_task(part, total=1.0)
+
+            def update(detail: str, done: float) -> None:
+                bar.update(task, completed=done)
+                live.update(Group(bar, Text(detail, no_wrap=True, overflow="ellipsis")))
+
+            return update
+
+        yield begin_bar

@@ -207,7 +207,8 @@ def growth_rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     """A row of text for each mode, method and setting, in the order of GROWTH. Times are per example."""
 
     groups: dict[tuple[object, ...], list[Record]] = {}
-    for record in sorted(records, key=lambda r: required(r, "n")):
+    # of an n with several batches the greatest stays
+    for record in sorted(records, key=lambda r: (required(r, "n"), required(r, "batch"))):
         names = ("mode", "label", "samples", "heads", "head_dim", "dtype", "threads")
         groups.setdefault(tuple(record.get(name) for name in names), []).append(record)
     for rows in groups.values():

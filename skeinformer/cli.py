@@ -14,20 +14,24 @@ from skeinformer import __version__
 from skeinformer.attention import METHODS
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from skeinformer.records import Record, Value
 
 # the modules of the extra `lab`: a missing one is the user's to install, any other missing module is a defect
 LAB_MODULES = {"tyro", "rich", "transformers", "tokenizers", "safetensors", "matplotlib", "pyarrow"}
-TITLES = ("name", "paper", "cost", "masks", "cross attention", "random", "exact at full budget")
+# of the table of methods: in the order in which a wider terminal gets them
+TITLES = ("name", "summary", "cost", "exact at full budget", "random", "cross attention", "masks", "paper")
+SUMMARY = TITLES.index("summary")  # the one column whose cells may be broken
+SUMMARY_ROOM = 34  # characters that the summary keeps before there is another column
 USER_ERROR = 2
 INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
 class Methods:
-    """List the attention methods: paper, cost, masks, cross-attention, randomness and exactness of each."""
+    """List the attention methods: what each does, its cost, exactness, randomness, masks and paper."""
 
     json: bool = False
     """Print JSON with every field, for scripts."""
@@ -73,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[lab]'")
     except FileNotFoundError as error:
         return _fail(f"there is no {error.filename}" if error.filename else str(error))
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except ValueError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
@@ -125,21 +131,23 @@ def _commands() -> dict[str, Command]:
     }
 
 
-def print_methods(options: Methods) -> None:
+def print_methods(options: Methods, console: "Console | None" = None) -> None:
     """Print METHODS as a table or as JSON.
 
-    The table fits the terminal, or 80 columns in a pipe, by breaking lines between words. Where even that is too wide
-    it stays whole, so that each name can be copied into `build`.
+    In a terminal the table has the columns that fit, and the summaries are broken between words; in a pipe it is whole,
+    a line for each method.
     """
     if options.json:
         print(json.dumps(methods_as_json(), indent=2, default=str))
         return
     from rich.console import Console
 
-    console = Console(highlight=False)
-    widths = column_widths(methods_rows(), console.width - len(TITLES) + 1)
-    console.width = max(console.width, sum(widths) + len(TITLES) - 1)
+    console = console or Console(highlight=False)
+    widths = column_widths(methods_rows(), console.width if console.is_terminal else None)
+    console.width = max(console.width, sum(widths) + 2 * len(widths) - 2)
     console.print(methods_table(widths))
+    if left_out := TITLES[len(widths) :]:
+        console.print(f"For {', '.join(left_out)}: a wider terminal, or skein methods --json.")
 
 
 def methods_as_json() -> dict[str, dict[str, object]]:
@@ -155,44 +163,48 @@ def methods_rows() -> list[tuple[str, ...]]:
     return [
         (
             name,
-            method.paper,
+            method.summary,
             method.cost,
-            method.masks,
-            "yes" if method.cross_attention else "no",
-            "yes" if method.random else "no",
             method.exact,
+            "yes" if method.random else "no",
+            "yes" if method.cross_attention else "no",
+            method.masks,
+            method.paper,
         )
         for name, method in METHODS.items()
     ]
 
 
-def column_widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
-    """The longest word of each column; then what is left of `room` to whole cells, the least demanding column first."""
-    columns = list(zip(*rows, strict=True))
+def column_widths(rows: Sequence[Sequence[str]], room: int | None) -> list[int]:
+    """The widths of as many columns as fit, two spaces apart: cells are whole, but summaries may have to be broken.
+
+    There are names and summaries in any case. Without a `room` all columns are whole; only headings are broken.
+    """
     widths = [
-        max(len(word) for cell in (title, *column) for word in cell.split())
-        for title, column in zip(TITLES, columns, strict=True)
+        max(len(text) for text in (*title.split(), *cells))
+        for title, cells in zip(TITLES, zip(*rows, strict=True), strict=True)
     ]
-    wanted = [max(0, max(map(len, column)) - width) for column, width in zip(columns, widths, strict=True)]
-    room -= sum(widths)
-    for index in sorted(range(len(widths)), key=wanted.__getitem__):
-        extra = min(wanted[index], max(0, room))
-        widths[index] += extra
-        room -= extra
+    if room is None:
+        return widths
+    whole, widths[SUMMARY] = widths[SUMMARY], SUMMARY_ROOM
+    while len(widths) > SUMMARY + 1 and sum(widths) + 2 * len(widths) - 2 > room:
+        widths.pop()
+    rest = room - sum(widths) - 2 * len(widths) + 2
+    widths[SUMMARY] = min(whole, widths[SUMMARY] + max(0, rest))
     return widths
 
 
 def methods_table(widths: Sequence[int]) -> "Table":
-    """METHODS as a table with columns of the given widths, one space apart."""
+    """METHODS as a table with the first columns of TITLES, of the given widths, two spaces apart."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    for title, width in zip(TITLES, widths, strict=True):
-        table.add_column(title, width=width)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for title, width in zip(TITLES, widths, strict=False):
+        table.add_column(title, width=width, vertical="top")
     for row in methods_rows():
-        table.add_row(*map(Text, row))  # as Text, so that brackets are not read as markup
+        table.add_row(*map(Text, row[: len(widths)]))  # as Text, so that brackets are not read as markup
     return table
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from skeinformer.attention import build
 from skeinformer.attention.reformer import Reformer
 from skeinformer.registry import check_count, check_number
+from skeinformer.rows import plain_cpu
 
 EMBEDDING_STANDARD_DEVIATION = 0.02
 
@@ -60,9 +61,9 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
             return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
+        if not plain_cpu(x):
             return F.dropout(x, self.rate)
-        dropped = round(self.rate * 2**16)
+        dropped = min(round(self.rate * 2**16), 2**16 - 1)
         words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
         draws = words.view(torch.int16)[: x.numel()].view(x.shape)  # uniform from -2^15 to 2^15 - 1
         return x * ((draws >= dropped - 2**15) * (2**16 / (2**16 - dropped))).to(x.dtype)

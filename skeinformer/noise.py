@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+MULTIPLIERS = (0x21F0AAAD, 0x735A2D97, 0x5BD1E995, 0x2C1B3C6D)  # of the hash: odd, with well mixed bits
 SMALLEST = 2.0**-25  # half the spacing of float32 uniform numbers: keeps log(u) finite
 
 
@@ -76,7 +77,7 @@ T = TypeVar("T", int, Tensor)
 def scramble(x: T, bits: int = 32, key: T | int = 0) -> T:
     """A bijection of integers below 2^bits for every key, close to random; int64 arithmetic that never overflows."""
     limit = (1 << bits) - 1
-    for multiplier in (0x21F0AAAD, 0x735A2D97, 0x5BD1E995, 0x2C1B3C6D):
+    for multiplier in MULTIPLIERS:
         x = (x ^ key) & limit
         x = ((x ^ (x >> (bits // 2))) * multiplier) & limit
         key = key >> 3

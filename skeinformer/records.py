@@ -71,7 +71,7 @@ def machine() -> Record:
         "python": platform.python_version(),
         "skeinformer": _own_version(),
         "commit": _commit(Path(__file__).resolve().parent.parent),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([_program(Path(sys.argv[0])), *map(_shown, sys.argv[1:])]),
     }
 
 
@@ -125,6 +125,16 @@ def _cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _program(path: Path) -> str:
+    """What a reader calls the program; `python -m skeinformer` is `skein`."""
+    return "skein" if path == Path(__file__).with_name("__main__.py") else path.name
+
+
+def _shown(argument: str) -> str:
+    """An argument without the folders of this machine: a record may be published."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def _own_version() -> str | None:

@@ -16,11 +16,20 @@ from torch.nn import Parameter
 def plain_cpu(x: Tensor) -> bool:
     """Whether x is a plain tensor at hand on a CPU.
 
-    Not a subclass (fake, distributed), not in a compiled graph, nor under vmap, grad or a mode that watches operations.
+    Not a subclass (fake, distributed), not in a compiled or traced graph, which must not depend on what x holds, nor
+    under vmap, grad or a mode that watches operations.
     """
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) not in (Tensor, Parameter):
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if x.device.type != "cpu" or type(x) not in (Tensor, Parameter):
         return False
     return not torch._C._are_functorch_transforms_active() and torch._C._len_torch_dispatch_stack() == 0
+
+
+def is_one_batch(x: Tensor) -> bool:
+    """Whether (..., n, p) is (B, n, p) without a copy. Heads that lie beside each other in a row of tokens are not."""
+    leading = range(x.dim() - 3)
+    return all(x.stride(dim) == x.stride(dim + 1) * x.shape[dim + 1] or x.shape[dim] == 1 for dim in leading)
 
 
 def heads(x: Tensor) -> Iterator[tuple[int, ...]]:

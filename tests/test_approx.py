@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ pytest.importorskip("rich", reason="needs the extra `lab`")
 from rich.console import Console
 
 from skeinformer import cli
-from skeinformer.approx import DEFAULT_METHODS, Approx, as_experiment, run_approx
+from skeinformer.approx import DEFAULT_METHODS, Approx, _display, as_experiment, result_rows, run_approx
 from skeinformer.attention import METHODS
 from skeinformer.lab.approx import cases, key_of
 from skeinformer.lab.contenders import parse
@@ -58,7 +59,7 @@ def test_records_table_and_summary(tmp_path: Path, terminal: bool) -> None:
     records = read(file)
     # trials x lengths x weights x (V-mean, Skeinformer at two d); Reformer is skipped once for each but the trial
     assert Counter(r["kind"] for r in records) == {"approx": 24, "approx_skipped": 8, "approx_time": 10}
-    assert Counter(r["kind"] for r in read(summary)) == {"approx_summary": 12, "approx_time": 10}
+    assert Counter(r["kind"] for r in read(summary)) == {"approx_summary": 12, "approx_skipped": 8, "approx_time": 10}
     assert sorted(path.name for path in summary.parent.iterdir()) == ["summary.jsonl"]
     text = written(screen)
     for word in ("V-mean", "Skeinformer, 4 pilots", "initialized", "spectral error", "time / SDPA"):
@@ -66,7 +67,20 @@ def test_records_table_and_summary(tmp_path: Path, terminal: bool) -> None:
     assert "Not measured, errors of Reformer: Reformer shares queries and keys" in " ".join(text.split())
     assert ("\x1b[" in text) == terminal
     if not terminal:
-        assert "trial 2 of 2, n = 64, initialized, layer 0" in text
+        assert re.search(r"^1 of 2: errors +\d+% trial 2 of 2, n = 64, initialized, layer 0$", text, re.MULTILINE)
+        assert re.search(r"^2 of 2: times +\d+% time at n = 64, d = 8$", text, re.MULTILINE)
+
+
+def test_a_narrow_terminal_shows_the_part_the_bar_and_the_detail() -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=60, highlight=False, _environ={})
+    with _display(screen) as begin:
+        begin("1 of 2: errors")("trial 1 of 3, n = 1,024, pretrained, layer 0: Skeinformer, no row normalization", 0.25)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", written(screen)).split("\n")
+    bar = "".join(line for line in lines)
+    assert "1 of 2: errors" in bar
+    assert "━" in bar
+    assert "25%" in bar
+    assert any(line.startswith("trial 1 of 3, n = 1,024, pretrained") and len(line.strip()) <= 60 for line in lines)
 
 
 def test_a_second_run_adds_only_what_is_new(tmp_path: Path) -> None:
@@ -118,6 +132,16 @@ def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path: Path) ->
             assert whole[key_of(record, "trial")] == pytest.approx(record["spectral"], rel=1e-5)
 
 
+def test_times_of_the_first_layer_stand_beside_the_errors_of_all(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    options = Approx(**{**TINY, "lengths": (32,), "methods": ("vmean",), "trials": 1}, layers=(0, 2), records=file)
+    run_approx(options, console())
+    rows = list(result_rows(as_experiment(options), read(file)))
+    assert [row[2] for row in rows] == ["0", "2"] * 2
+    assert len({row[-1] for row in rows}) == 1
+    assert float(rows[0][-1]) > 0
+
+
 def test_threads_and_text_are_taken(tmp_path: Path) -> None:
     text, file = tmp_path / "words.txt", tmp_path / "records.jsonl"
     text.write_text("one two three four five six seven eight " * 10)
@@ -149,6 +173,8 @@ def test_the_default_is_every_method_and_every_sketch() -> None:
         (["--text-filter", "split=test"], "a filter such as split=test chooses rows of a .parquet file"),
         (["--text-filter", "split"], "'split' is not a filter; expected column=value"),
         (["--threads", "0"], "threads must be at least 1"),
+        (["--methods"], "methods is empty"),
+        (["--only", "time", "--time-rounds", "0"], "give more time_rounds"),
     ],
 )
 def test_errors_of_the_user_are_one_line_and_write_nothing(

@@ -1,6 +1,8 @@
 """`skein`: what it prints, and how it fails."""
 
+import io
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -37,27 +39,31 @@ def install_demo(monkeypatch: pytest.MonkeyPatch, error: BaseException | None = 
     monkeypatch.setitem(sys.modules, "skeinformer.demo", module)
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_methods_names_every_method(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert cli.main(["methods"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= max(columns, 80)
+@pytest.mark.parametrize("columns", [60, 80, 120, 300])
+def test_methods_fit_a_terminal_and_name_every_method(columns: int) -> None:
+    console = pytest.importorskip("rich.console").Console(
+        file=io.StringIO(), force_terminal=True, no_color=True, width=columns, highlight=False, _environ={}
+    )
+    cli.print_methods(cli.Methods(), console)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()
+    assert max(map(len, lines)) <= columns
     assert {line.split()[0] for line in lines if line[:1].strip()} >= set(METHODS)
     assert not any("…" in line for line in lines)
+    for name, method in METHODS.items():
+        start = next(i for i, line in enumerate(lines) if line.split()[:1] == [name])
+        assert method.summary.split()[0] in lines[start]
+    assert ("skein methods --json" in lines[-1]) == (columns < 300)
 
 
-def test_methods_table_says_what_the_registry_says(
+def test_methods_in_a_pipe_has_one_line_each(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["methods"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[:1].strip()}
     for name, method in METHODS.items():
-        flags = ["yes" if flag else "no" for flag in (method.cross_attention, method.random)]
-        cells = [name, method.paper, method.cost, method.masks, *flags, method.exact]
+        flags = ["yes" if flag else "no" for flag in (method.random, method.cross_attention)]
+        cells = [name, method.summary, method.cost, method.exact, *flags, method.masks, method.paper]
         assert rows[name].split() == " ".join(cells).split()
 
 

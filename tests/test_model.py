@@ -201,6 +201,18 @@ def test_dropout(shape: tuple[int, ...], rate: float) -> None:
     assert torch.equal(dropout.eval()(x), x)
 
 
+def test_dropout_of_almost_everything_is_finite() -> None:
+    """A rate that rounds to 1 in steps of 2^-16 is the greatest below."""
+    assert Dropout(1 - 2**-20)(torch.ones(1000)).isfinite().all()
+
+
+def test_dropout_under_vmap_draws_as_vmap_is_told() -> None:
+    """For gradients per example: another draw for each, or the same for all, not silently one of them."""
+    dropout, x = Dropout(0.5), torch.ones(3, 1000)
+    assert not torch.equal(*torch.func.vmap(dropout, randomness="different")(x)[:2])
+    assert torch.equal(*torch.func.vmap(dropout, randomness="same")(x)[:2])
+
+
 def test_dropout_draws_each_number_apart() -> None:
     """No correlation between neighbours, nor between numbers that come from one 64-bit draw."""
     kept = (Dropout(0.5)(torch.ones(40_000)) != 0).double() * 2 - 1

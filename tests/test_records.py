@@ -104,6 +104,21 @@ def test_machine_is_a_record_of_what_ran() -> None:
     assert "/" not in found["command"].split()[0]
 
 
+def test_the_module_run_by_python_is_called_skein(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = Path(records.__file__).with_name("__main__.py")
+    monkeypatch.setattr("sys.argv", [str(main), "approx", "--text", "a b.txt"])
+    assert machine()["command"] == "skein approx --text 'a b.txt'"
+    monkeypatch.setattr("sys.argv", ["elsewhere/__main__.py"])
+    assert machine()["command"] == "__main__.py"
+
+
+def test_the_command_names_files_without_the_folders_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["skein", "approx", "--text", str(tmp_path / "a.txt"), "--records", "b/c.jsonl"])
+    assert machine()["command"] == "skein approx --text a.txt --records b/c.jsonl"
+
+
 def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]

@@ -1,12 +1,14 @@
 """Rows by index: whole rows and single elements give the same, whatever lies where in memory."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from skeinformer.attention import build
 from skeinformer.rows import _moves_whole_rows, add_rows_, gather_rows, plain_cpu, write_rows_
-from tests.helpers import generator
+from tests.helpers import generator, random_mask, tensors
 
 LAYOUTS = ("dense", "heads last", "packed", "odd offset", "narrow", "reversed")
 
@@ -70,3 +72,19 @@ def test_function_transforms_take_the_general_way() -> None:
 
     assert torch.equal(torch.func.vmap(one)(x, index), gather_rows(x, index))
     assert seen == [False]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_traced_graph_depends_on_no_contents() -> None:
+    """A mask that is all real while it is traced is padded afterwards."""
+    q, k, v = (x.float() for x in tensors(2, 2, 12, p=4, p_v=4))
+    module = build("skeinformer", head_dim=4, budget=5, seed=0).eval()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        output: Tensor = module(q, k, v, key_mask=mask, query_mask=mask)
+        return output
+
+    with torch.no_grad():
+        traced = torch.jit.trace(attend, (q, k, v, torch.ones(2, 12, dtype=torch.bool)), check_trace=False)
+        mask = random_mask(2, 12, seed=1)
+        torch.testing.assert_close(traced(q, k, v, mask), attend(q, k, v, mask))

@@ -25,7 +25,7 @@ from skeinformer.attention.pilots import (
     sample_without_replacement,
 )
 from skeinformer.attention.virtual_keys import VirtualKeys
-from skeinformer.rows import add_rows_, gather_rows, heads, plain_cpu
+from skeinformer.rows import add_rows_, gather_rows, heads, is_one_batch, plain_cpu
 
 UNSEEN = 1e-30  # the mass of a key that no pilot sees: among its like it counts, beside others it does not
 SAMPLE = 8  # keys per cluster that the Lloyd steps see
@@ -220,6 +220,8 @@ def nearest(keys: Tensor, centers: Tensor) -> Tensor:
     half_norm = centers.square().sum(-1) / 2  # (..., d)
     if not plain_cpu(keys):
         return (keys @ centers.mT - half_norm[..., None, :]).argmax(-1)
+    if keys.dim() == 4 and not is_one_batch(keys):  # one example after the other: keys need not be copied
+        return torch.stack([nearest(keys[i], centers[i]) for i in range(len(keys))])
     *batch, n, width = keys.shape
     d = centers.shape[-2]
     keys, centers, offset = keys.reshape(-1, n, width), centers.reshape(-1, d, width), -half_norm.reshape(-1, d, 1)

@@ -13,7 +13,10 @@ the selection does not know the mask: a drawn key may be padding, which here is 
 has M = 0, the least there is, and comes after every real one. With `masked_selection` only real keys are drawn.
 """
 
+import functools
+import itertools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -22,13 +25,14 @@ from torch import Tensor
 
 from skeinformer.attention.base import Attention, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask, statistics_dtype
-from skeinformer.noise import Rand, scramble
+from skeinformer.noise import MULTIPLIERS, Rand, scramble
 from skeinformer.registry import check_choice, check_number
-from skeinformer.rows import gather_rows
+from skeinformer.rows import gather_rows, plain_cpu
 
 Sparsity = Literal["max_mean", "paper"]
 
 CHUNKS = 32  # the drawn keys are gathered in so many parts: all at once they would be n x U x p numbers
+SCORES = 1 << 17  # on a CPU so many are computed at a time: their indices stay in the cache
 
 
 class InformerNoise(NamedTuple):
@@ -128,12 +132,14 @@ def measure_sparsity(
 
     The mean is over as many keys as are drawn: U, and at most all m that the mask leaves.
     """
-    (b, h, n_k, p), n, dtype = key.shape, query.shape[-2], statistics_dtype(query)
     m = count(key, key_mask)  # (b or 1, 1, 1)
     drawn = chosen(m, options)  # (b or 1, 1, 1), U
+    if plain_cpu(query) and plain_cpu(key) and plain_cpu(u):
+        return _measure_by_head(query, key, key_mask, u, m, drawn, options.sparsity, scale)
+    (b, h, n_k, p), n, dtype = key.shape, query.shape[-2], statistics_dtype(query)
     reduce: Callable[[Tensor, int], Tensor] = torch.amax if options.sparsity == "max_mean" else torch.logsumexp
     merge = torch.maximum if options.sparsity == "max_mean" else torch.logaddexp
-    column = (scale * query.to(dtype))[..., None]  # (b, h, n, p, 1)
+    scaled = (scale * query.to(dtype))[..., None, :]  # (b, h, n, 1, p)
     rows = key.to(dtype).reshape(-1, p)  # (b * h * n_k, p)
     head = n_k * torch.arange(b * h, device=key.device).view(b, h, 1)  # where each head's rows start
     if key_mask is None:
@@ -144,16 +150,76 @@ def measure_sparsity(
     largest = torch.full_like(u, -torch.inf, dtype=dtype)  # (b, h, n)
     total = torch.zeros_like(largest)
     number = as_bits(u)
-    for rank in torch.arange(most(n_k, options), device=key.device).chunk(CHUNKS):
+    fused = torch.compiler.is_compiling()  # a compiler never forms the drawn keys, and would only repeat the loop
+    for rank in torch.arange(most(n_k, options), device=key.device).chunk(1 if fused else CHUNKS):
         index = draw_keys(number, rank, m, drawn).flatten(-2)  # (b, h, n * U / 32)
         drawn_keys = rows.index_select(0, place.gather(-1, index).flatten()).view(b, h, n, len(rank), p)
-        score = (drawn_keys @ column)[..., 0]  # (b, h, n, U / 32)
+        score = (drawn_keys * scaled).sum(-1) if fused else (drawn_keys @ scaled.mT)[..., 0]  # (b, h, n, U / 32)
         live = (rank < drawn)[..., None, :]  # (b or 1, 1, 1, U / 32)
         largest = merge(largest, reduce(score.where(live, -torch.inf), -1))
         total = total + score.where(live, 0).sum(-1)
     drawn = drawn.clamp(min=1)
     mean = total / drawn
     return largest - mean if options.sparsity == "max_mean" else largest - drawn.to(dtype).log() - mean
+
+
+def _measure_by_head(
+    query: Tensor,
+    key: Tensor,
+    key_mask: Tensor | None,
+    u: Tensor,
+    m: Tensor,
+    drawn: Tensor,
+    sparsity: Sparsity,
+    scale: float,
+) -> Tensor:
+    """`measure_sparsity` where numbers may be looked at: no key is copied, and nothing is drawn that does not count."""
+    (b, h, n, _), dtype = query.shape, statistics_dtype(query)
+    M = torch.full((b, h, n), -torch.inf, dtype=dtype)
+    for i, j in itertools.product(range(b), range(h)):
+        num_keys, size = int(m[i % len(m)]), int(drawn[i % len(m)])
+        if not size:
+            continue
+        keys = (key[i, j] if key_mask is None else key[i, j, key_mask[i, 0]]).to(dtype)  # (m, p)
+        queries, numbers, rank = scale * query[i, j].to(dtype), as_bits(u[i, j]), torch.arange(size)
+        step = max(1, SCORES // size)
+        for part in (slice(start, start + step) for start in range(0, n, step)):
+            number = numbers[part]
+            index = _draw_keys_32(number, rank, num_keys) if size < num_keys else rank.expand(len(number), size)
+            score = _products(queries[part], keys, index)  # (n', U)
+            largest = score.amax(-1) if sparsity == "max_mean" else score.logsumexp(-1) - math.log(size)
+            M[i, j, part] = largest - score.mean(-1)
+    return M
+
+
+def _products(query: Tensor, key: Tensor, index: Tensor) -> Tensor:
+    """q_i . k_j for the keys j listed for query i: (n, p), (m, p), (n, U) -> (n, U).
+
+    The list is the pattern of a sparse matrix. The kernel takes it as it is, in any order and with repetitions.
+    """
+    _accept_sparse()
+    (n, U), zeros = index.shape, query.new_zeros(index.numel())
+    first = torch.arange(0, n * U + 1, U)
+    pattern = torch.sparse_csr_tensor(first, index.flatten(), zeros, (n, len(key)), check_invariants=False)
+    products: Tensor = torch.sparse.sampled_addmm(pattern, query, key.mT).values()
+    return products.view(n, U)
+
+
+@functools.cache
+def _accept_sparse() -> None:
+    """Make torch say here, unheard, what it says once in a process: that its sparse matrices may still change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.eye(1).to_sparse_csr()
+
+
+def _draw_keys_32(number: Tensor, rank: Tensor, m: int) -> Tensor:
+    """`draw_keys` for less than all of m keys, with `scramble` in 32 bits and in place: (n,), (k,) -> (n, k)."""
+    bits = number.int()[:, None] + rank.int()  # these wrap around, as all below does
+    for multiplier in MULTIPLIERS:
+        bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF)).mul_(multiplier)
+    bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF))
+    return bits.long().bitwise_and_(0xFFFFFFFF).mul_(m).bitwise_right_shift_(32)
 
 
 def as_bits(u: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ rows J are kept out of the first call's gradient by a normalizer of +inf, which 
 A merge may also have a slope G, made of K and V: then R = softmax(s Q K'^T + w') V' + Q G, and G's gradient is Q^T dR.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -25,7 +26,12 @@ MANY = 1 / 6  # from this share of pilots on, gathering the other rows is quicke
 
 
 class Merge(Protocol):
-    """M_K and M_V, drawn already: they carry no gradient. Tensors of shape (b, h, n, p) and (b, h, m', p)."""
+    """M_K and M_V, drawn already: they carry no gradient. Tensors of shape (b, h, n, p) and (b, h, m', p).
+
+    A NamedTuple of what was drawn: it is saved for the backward pass like every other tensor.
+    """
+
+    def __iter__(self) -> Iterator[Tensor | None]: ...
 
     def keys(self, key: Tensor) -> Tensor:
         """M_K K."""
@@ -40,7 +46,7 @@ class Merge(Protocol):
         """total += M_V^T gradient."""
 
 
-class SlopedMerge(Protocol):
+class SlopedMerge(Merge, Protocol):
     """A merge with a slope, whose gradients meet in K and V."""
 
     def add_gradients_(
@@ -65,7 +71,7 @@ def gradient_by_hand(query: Tensor, value: Tensor) -> bool:
 def attend_merged(
     query: Tensor,  # (b, h, n, p)
     source: VirtualKeys,
-    merge: Merge | SlopedMerge,
+    merge: Merge,
     virtual: VirtualKeys,  # the merged keys and values
     pilots: Pilots | None,  # the rows to write over the result
     scale: float,
@@ -143,28 +149,26 @@ class _AttendMerged(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         log_weight: Tensor | None,
-        merge: Merge | SlopedMerge,
+        merge: Merge,
         virtual: VirtualKeys,
         pilots: Pilots | None,
         scale: float,
         slope: Tensor | None,
     ) -> Tensor:
         output, others = _attend_others(query, virtual, pilots, scale, slope, in_place=False)
-        if pilots is not None:
-            if others.rows is None:
-                others.normalizer.scatter_(-1, pilots.rows.indices, torch.inf)
-            ctx.rows = pilots.rows.indices
-        ctx.save_for_backward(
-            key, value, log_weight, slope, *others, *virtual, *(() if pilots is None else pilots[1:4])
-        )
-        ctx.merge, ctx.scale = merge, scale
+        if pilots is not None and others.rows is None:
+            others.normalizer.scatter_(-1, pilots.rows.indices, torch.inf)
+        exact = () if pilots is None else (pilots.rows.indices, *pilots[1:4])
+        # all that was drawn too: a checkpoint that draws anew would else mix two draws
+        ctx.save_for_backward(key, value, log_weight, slope, *others, *virtual, *exact, *merge)
+        ctx.merge, ctx.num_exact, ctx.scale = type(merge), len(exact), scale
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         key, value, log_weight, slope, rows, query, output, normalizer, *rest = ctx.saved_tensors
-        virtual, pilots = VirtualKeys(*rest[:3]), rest[3:]  # pilots: queries, output, normalizer
+        virtual, pilots, drawn = VirtualKeys(*rest[:3]), rest[3 : 3 + ctx.num_exact], rest[3 + ctx.num_exact :]
         of_others = gradient if rows is None else gather_rows(gradient, rows)
         d_query, d_keys, d_values = attend_backward(of_others, query, virtual, output, normalizer, ctx.scale)
         if slope is not None:
@@ -174,18 +178,19 @@ class _AttendMerged(torch.autograd.Function):
         if rows is not None:
             d_query = write_rows_(torch.empty_like(gradient, memory_format=torch.contiguous_format), rows, d_query)
         if pilots:
-            queries, exact, row_sum = pilots
-            source, of_rows = VirtualKeys(key, value, log_weight), gather_rows(gradient, ctx.rows)
+            indices, queries, exact, row_sum = pilots
+            source, of_rows = VirtualKeys(key, value, log_weight), gather_rows(gradient, indices)
             d_pilots, d_key, d_value = attend_backward(of_rows, queries, source, exact, row_sum, ctx.scale)
-            write_rows_(d_query, ctx.rows, d_pilots)
+            write_rows_(d_query, indices, d_pilots)
             if slope is not None and rows is None:
                 d_slope -= queries.mT @ of_rows
         else:
             d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
+        merge = ctx.merge(*drawn)
         if slope is not None:
             held, gradients = Sloped(virtual.keys, virtual.values, slope), Sloped(d_keys, d_values, d_slope)
-            ctx.merge.add_gradients_((d_key, d_value), key, value, held, gradients)
+            merge.add_gradients_((d_key, d_value), key, value, held, gradients)
         else:
-            ctx.merge.add_key_gradient_(d_key, d_keys)
-            ctx.merge.add_value_gradient_(d_value, d_values)
+            merge.add_key_gradient_(d_key, d_keys)
+            merge.add_value_gradient_(d_value, d_values)
         return d_query, d_key, d_value, None, None, None, None, None, None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skeinformer.attention.virtual_keys import VirtualKeys, attend_with_normalizer, statistics_dtype
 from skeinformer.noise import gumbel
-from skeinformer.rows import gather_rows, plain_cpu
+from skeinformer.rows import gather_rows, is_one_batch, plain_cpu
 
 EMPTY = -1e30  # the log weight of a pilot that is none: a finite stand-in for -inf
 CACHED = 2**19  # scores that are worked on at a time
@@ -83,6 +83,8 @@ def _form_rows(
 
     A few heads at a time, one per thread or more, in one piece of memory: a fresh one costs more than a sum.
     """
+    if queries.dim() == 4 and not (is_one_batch(source.keys) and is_one_batch(source.values)):
+        return _form_rows_by_example(queries, live, source, scale, with_mass)
     *batch, num_pilots, width = queries.shape
     m, p_v = source.values.shape[-2:]
     queries = queries.reshape(-1, num_pilots, width) * scale  # (B, P, p)
@@ -122,6 +124,21 @@ def _form_rows(
     log_square = None if log_square is None else log_square.view(*batch, m)
     mass = None if mass is None else mass.div_(live.sum(-2, keepdim=True).clamp(min=1)).view(*batch, m)
     return output.view(*shape, p_v), normalizer.view(shape), log_square, mass
+
+
+def _form_rows_by_example(
+    queries: Tensor, live: Tensor, source: VirtualKeys, scale: float, with_mass: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """`_form_rows`, one example after the other: keys and values need not be copied into one batch."""
+    parts = []
+    for i in range(len(queries)):
+        log_weight = None if source.log_weight is None else source.log_weight[i]
+        example = VirtualKeys(source.keys[i], source.values[i], log_weight)
+        parts.append(_form_rows(queries[i], live[i], example, scale, with_mass))
+    outputs, normalizers, *columns = zip(*parts, strict=True)
+    known = [[column for column in of_all if column is not None] for of_all in columns]
+    log_square, mass = (torch.stack(of_all) if len(of_all) == len(parts) else None for of_all in known)
+    return torch.stack(outputs), torch.stack(normalizers), log_square, mass
 
 
 @torch.no_grad()

@@ -13,16 +13,19 @@ ahead, as published. With z the log of a sum of exponentials the rounds give (ap
 where N_ij counts the rounds that find j, so that o_i is attention to the union P_i, with every key counted once.
 """
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from skeinformer.attention.base import Attention, clear_padding, default_scale
-from skeinformer.attention.block_sparse import take
 from skeinformer.attention.virtual_keys import statistics_dtype
 from skeinformer.noise import Rand, normal
 from skeinformer.registry import check_count
+from skeinformer.rows import plain_cpu
 
 COLUMNS = 64  # of R, at most: for more than twice as many buckets, a bucket is a pair of hashes
 ITSELF = -1e9  # the score of a token with itself: it counts where no other is seen in any round
@@ -31,11 +34,15 @@ ITSELF = -1e9  # the score of a token with itself: it counts where no other is s
 class Chunks(NamedTuple):
     """Every round's tokens, sorted by bucket and cut into nc chunks of C slots."""
 
-    token: Tensor  # (b, h, r, nc, C) the token in each slot; any token where the slot is empty
-    source: Tensor  # (b, h, r, nc, 2 C) the tokens of the chunk and of the one before it
-    live: Tensor  # (b, 1, 1, nc, 2 C) whether the slot of `source` holds a real key
+    source: Tensor  # (b, nc, 2 C, h, r) the tokens of the chunk and of the one before it; any where the slot is empty
+    live: Tensor  # (b, nc, 2 C) whether the slot of `source` holds a real key
     place: Tensor  # (b, h, r, n) the slot of each token, chunk * C + offset
     before: Tensor  # (b, nc) the chunk before each; -1 where there is none
+
+    @property
+    def token(self) -> Tensor:
+        """The tokens of the chunk alone, (b, nc, C, h, r)."""
+        return self.source[:, :, : self.source.shape[2] // 2]
 
 
 def num_buckets(m: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
@@ -64,12 +71,15 @@ def hash_tokens(x: Tensor, rotations: Tensor, m: Tensor, chunk_size: int) -> Ten
     rotated = x[:, :, None] @ rotations.permute(0, 1, 3, 4, 2)  # (b, h, r, n, columns)
     bucket = 2 * torch.arange(rotated.shape[-1], device=x.device)
     first, second = (count[..., None, None, None] for count in num_buckets(m, chunk_size))  # (b, 1, 1, 1, 1)
-    return _hash(rotated, bucket, first) + first[..., 0] * _hash(rotated, bucket - first, second)
+    buckets = _hash(rotated, bucket, first)
+    if plain_cpu(x) and int(second.max()) == 1:  # elsewhere a look at the numbers would cost more than the second hash
+        return buckets
+    return buckets + first[..., 0] * _hash(rotated, bucket - first, second)
 
 
 def _hash(rotated: Tensor, bucket: Tensor, count: Tensor) -> Tensor:
     """argmax([x R; -x R]) over the columns with 0 <= bucket < count: that of the largest |x R|, and its sign."""
-    best = rotated.abs().masked_fill((bucket < 0) | (bucket >= count), -1).argmax(-1, keepdim=True)
+    best = rotated.abs().masked_fill_((bucket < 0) | (bucket >= count), -1).argmax(-1, keepdim=True)
     negative = rotated.gather(-1, best) < 0
     index = bucket.expand(rotated.shape).gather(-1, best) // 2 + negative * (count // 2)
     return index.where(count > 1, 0)[..., 0]
@@ -92,26 +102,78 @@ def sort_tokens(buckets: Tensor, key_mask: Tensor | None, chunk_size: int) -> Ch
     slot = torch.stack([chunk.expand_as(before), before], -1)[..., None] * size + torch.arange(size, device=m.device)
     slot = slot.flatten(2)  # (b, nc, 2 C): the chunk, and the one before it
     live = (slot >= 0) & (slot < m[..., None])
-    source = take(order.flatten(1, 2), slot.clamp(0, n - 1)[:, None]).view(b, h, rounds, *slot.shape[1:])
-    return Chunks(source[..., :size], source, live[:, None, None], order.argsort(-1), before)
+    source = pick(order, slot.clamp(0, n - 1)[..., None, None].expand(-1, -1, -1, h, rounds))
+    position = torch.arange(n, device=m.device).expand_as(order)
+    return Chunks(source, live, torch.empty_like(order).scatter_(-1, order, position), before)
+
+
+def pick(x: Tensor, at: Tensor) -> Tensor:
+    """x[i, j, s, at[i, ..., j, s]]: (b, h, r or 1, n, ...), (b, nc, k, h, r) -> (b, nc, k, h, r, ...).
+
+    One index_select over the rows of all heads, many times faster than a gather with an expanded index.
+    """
+    b, h, rounds, n = x.shape[:4]
+    first = n * torch.arange(b * h * rounds, device=x.device).view(b, 1, 1, h, rounds)
+    return x.flatten(0, 3).index_select(0, (at + first).flatten()).view(*at.shape, *x.shape[4:])
+
+
+def by_token(x: Tensor, chunks: Chunks) -> Tensor:
+    """Slots back in the order of tokens: (b, nc, C, h, r, ...) -> (b, h, r, n, ...)."""
+    b, nc, size, h, rounds = x.shape[:5]
+    first = nc * size * torch.arange(b, device=x.device).view(b, 1, 1, 1)
+    row = (first + chunks.place) * (h * rounds) + torch.arange(h * rounds, device=x.device).view(h, rounds, 1)
+    return x.flatten(0, 4).index_select(0, row.flatten()).view(*row.shape, *x.shape[5:])
 
 
 @torch.no_grad()
-def count_rounds(buckets: Tensor, chunks: Chunks) -> Tensor:
-    """N_ij, how many rounds find each key of `source` for each query of `token`: (b, h, r, nc, C, 2 C).
+def log_weights(
+    buckets: Tensor, chunks: Chunks, dtype: torch.dtype, *, across_buckets: bool, count_duplicates: bool
+) -> Tensor:
+    """What is added to the scores of the queries of `token` with the keys of `source`: (b, nc, h r or 1, C, 2 C).
 
-    `buckets` (b, h, r, n) equal means that they do not matter. Time and memory O(n r C) for every round.
+    -log N_ij, but -inf for keys that are not real or in another bucket, and ITSELF for the query's own key. Time and
+    memory O(n r C) for every round that a round is compared with.
     """
-    nc, size = chunks.token.shape[3:]
+    if across_buckets:
+        buckets = torch.zeros_like(buckets)
+        query, key = torch.ones_like(chunks.live, dtype=torch.long), chunks.live.long()
+        query, key = query[:, :, None], key[:, :, None]  # (b, nc, 1, 2 C)
+    else:
+        query = by_round(pick(buckets, chunks.source))  # (b, nc, h r, 2 C)
+        key = query.where(chunks.live[:, :, None], -1)
+    size, rounds = chunks.token.shape[2], buckets.shape[2]
+    unseen = query[..., :size, None] != key[..., None, :]  # (b, nc, h r or 1, C, 2 C)
+    if count_duplicates or rounds == 1:
+        bias = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device)
+    else:
+        others = count_others(buckets, chunks).to(dtype)
+        bias = others.mul_(-math.log(2)) if rounds == 2 else others.log1p_().neg_()
+    bias = bias.masked_fill_(unseen, -torch.inf)
+    bias.diagonal(0, -2, -1).clamp_(max=ITSELF)  # a token has the same slot of its chunk as query and as key
+    return bias
+
+
+def count_others(buckets: Tensor, chunks: Chunks) -> Tensor:
+    """N_ij - 1, how many other rounds find each key of `source` for each query of `token`: (b, nc, h r, C, 2 C).
+
+    `buckets` (b, h, r, n) equal means that they do not matter.
+    """
+    (nc, size), rounds = chunks.token.shape[1:3], buckets.shape[2]
     chunk = chunks.place // size  # (b, h, r, n)
     before = chunks.before[:, None, None].expand(*chunk.shape[:3], -1).gather(-1, chunk)
+    here = buckets * nc + chunk
+    back = (buckets * nc + before).where(before >= 0, -1)
     found = torch.zeros((), dtype=torch.int16, device=buckets.device)
-    for own_bucket, own_chunk, one_before in zip(buckets.unbind(2), chunk.unbind(2), before.unbind(2), strict=True):
-        at = take(own_bucket * nc + own_chunk, chunks.source)[..., None, :]  # (b, h, r, nc, 1, 2 C)
-        here = take(own_bucket * nc + own_chunk, chunks.token)[..., None]  # (b, h, r, nc, C, 1)
-        back = take((own_bucket * nc + one_before).where(one_before >= 0, -1), chunks.token)[..., None]
-        found = found + ((at == here) | (at == back))
+    for shift in range(1, rounds):  # every round beside the one `shift` after it
+        key = by_round(pick(here.roll(-shift, 2), chunks.source))[..., None, :]  # (b, nc, h r, 1, 2 C)
+        query = by_round(pick(back.roll(-shift, 2), chunks.token))[..., None]  # (b, nc, h r, C, 1)
+        found = found + ((key[..., :size].mT == key) | (query == key))
     return found
+
+
+def by_round(x: Tensor) -> Tensor:
+    """(b, nc, k, h, r) -> (b, nc, h r, k)."""
+    return x.flatten(3).mT.contiguous()
 
 
 def lsh_attention(
@@ -129,34 +191,81 @@ def lsh_attention(
     """The formula above for given buckets, with k_j the keys scaled to unit length: (b, h, n, p_v).
 
     Without `across_buckets` a query sees only its own bucket. With `count_duplicates` a key counts once for every round
-    that finds it. Time O(n r C p) after sorting, and O(n r C) scores for each head in memory.
+    that finds it. Time O(n r C p) after sorting, and O(n r C) weights for each head in memory.
     """
-    dtype = statistics_dtype(query)
-    b, h, rounds, n = buckets.shape
+    dtype, p_v = statistics_dtype(query), value.shape[-1]
     chunks = sort_tokens(buckets, key_mask, chunk_size)
-    buckets = torch.zeros_like(buckets) if across_buckets else buckets
+    bias = log_weights(buckets, chunks, dtype, across_buckets=across_buckets, count_duplicates=count_duplicates)
     norm = torch.linalg.vector_norm(key.to(dtype), dim=-1, keepdim=True)
-    unit = key.to(dtype) / norm.where(norm > 0, 1)
-    q = take(query.to(dtype), chunks.token)  # (b, h, r, nc, C, p)
-    k, v = take(unit, chunks.source), take(value.to(dtype), chunks.source)  # (b, h, r, nc, 2 C, p)
-    by_round = buckets.flatten(1, 2)  # (b, h r, n)
-    own = take(by_round, chunks.token.flatten(1, 2)).view_as(chunks.token)  # (b, h, r, nc, C)
-    other = take(by_round, chunks.source.flatten(1, 2)).view_as(chunks.source)  # (b, h, r, nc, 2 C)
-    seen = (own[..., None] == other[..., None, :]) & chunks.live[..., None, :]  # (b, h, r, nc, C, 2 C)
-    scores = scale * (q @ k.mT)
-    if not count_duplicates and rounds > 1:
-        scores = scores - count_rounds(buckets, chunks).clamp(min=1).to(dtype).log()
-    scores = scores.masked_fill(chunks.token[..., None] == chunks.source[..., None, :], ITSELF)
-    scores = scores.masked_fill(~seen, torch.finfo(dtype).min)
-    weights = scores.softmax(-1)
-    # the log of a row's sum, read off its largest weight: logsumexp is slow on masked scores
-    largest, at = scores.max(-1, keepdim=True)
-    z = largest - weights.gather(-1, at).log()  # (b, h, r, nc, C, 1)
-    output = weights.masked_fill(~seen, 0) @ v  # (b, h, r, nc, C, p_v)
-    place = chunks.place.flatten(1, 2)  # (b, h r, n)
-    output = take(output.flatten(3, 4).flatten(1, 2), place).reshape(b, h, rounds, n, -1)
-    z = take(z.flatten(3, 4).flatten(1, 2), place).reshape(b, h, rounds, n, 1)
-    return (z.softmax(2) * output).sum(2).to(query.dtype)
+    inputs = (query.to(dtype), key.to(dtype) / norm.where(norm > 0, 1), value.to(dtype))
+    if not plain_cpu(query):
+        return attend_rounds(*inputs, chunks, bias, scale).to(query.dtype)
+    width = max(query.shape[-1], p_v)  # the fused kernel wants one
+    widened = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in inputs)
+    output: Tensor = _AttendRounds.apply(*widened, chunks, bias, scale)  # type: ignore[no-untyped-call]
+    return output[..., :p_v].to(query.dtype)
+
+
+def attend_rounds(query: Tensor, key: Tensor, value: Tensor, chunks: Chunks, bias: Tensor, scale: float) -> Tensor:
+    """Attention in every chunk and the merge of the rounds, operation by operation: O(n r C) scores in memory."""
+    q, k, v = (x.flatten(3, 4).transpose(2, 3) for x in _read(query, key, value, chunks))  # (b, nc, h r, C or 2 C, p)
+    scores = (scale * (q @ k.mT) + bias).clamp(min=torch.finfo(bias.dtype).min)
+    z = scores.logsumexp(-1, keepdim=True)
+    output = (scores - z).exp().masked_fill(bias == -torch.inf, 0) @ v  # (b, nc, h r, C, p_v)
+    output, z = (by_token(x.transpose(2, 3).reshape(*chunks.token.shape, -1), chunks) for x in (output, z))
+    return (z.softmax(2) * output).sum(2)
+
+
+def _read(query: Tensor, key: Tensor, value: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens of every slot: (b, nc, C, h, r, p), (b, nc, 2 C, h, r, p), (b, nc, 2 C, h, r, p_v)."""
+    keys, values = (pick(x[:, :, None], chunks.source) for x in (key, value))
+    return pick(query[:, :, None], chunks.token), keys, values
+
+
+class _AttendRounds(torch.autograd.Function):
+    """`attend_rounds` on the fused kernel for one width, also for the gradient.
+
+    With w_i = exp(z(i, P_i^(r)) - z(i, P_i)) and the weights a_ij of a round, score_ij has the gradient
+    w_i a_ij do_i . (v_j - o_i). That is the kernel's, if it is told that the output of the round was o_i.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, chunks: Chunks, bias: Tensor, scale: float
+    ) -> Tensor:
+        q, k, v = (_kernel_form(x) for x in _read(query, key, value, chunks))
+        bias = bias.flatten(0, 1)  # (b nc, h r or 1, C, 2 C)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        output, z = kernel(q, k, v, 0.0, False, attn_mask=bias, scale=scale)  # (b nc, h r, C, p), (b nc, h r, C)
+        w = by_token(z.mT.reshape(chunks.token.shape), chunks).softmax(2)  # (b, h, r, n)
+        output = by_token(output.transpose(1, 2).reshape(*chunks.token.shape, -1), chunks)
+        output = (w[..., None] * output).sum(2)  # (b, h, n, p)
+        ctx.save_for_backward(q, k, v, bias, z, w, output, *chunks)
+        ctx.scale = scale
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, z, w, output, *rest = ctx.saved_tensors
+        chunks, (b, h, n, p) = Chunks(*rest), output.shape
+        w = pick(w, chunks.token)[..., None]  # (b, nc, C, h, r, 1)
+        w.flatten(1, 2)[:, n:] = 0  # empty slots
+        gradient, output = (pick(x[:, :, None], chunks.token) for x in (gradient, output))
+        gradient, output = _kernel_form(gradient.mul_(w)), _kernel_form(output)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        d_q, d_k, d_v = kernel(gradient, q, k, v, output, z, 0.0, False, attn_mask=bias, scale=ctx.scale)
+        d_query = by_token(d_q.transpose(1, 2).reshape(*chunks.token.shape, p), chunks).sum(2)
+        row = (chunks.source + n * torch.arange(b * h).view(b, 1, 1, h, 1)).flatten()
+        d_key, d_value = (
+            x.new_zeros(b * h * n, p).index_add_(0, row, x.transpose(1, 2).reshape(-1, p)) for x in (d_k, d_v)
+        )
+        return d_query, d_key.view(b, h, n, p), d_value.view(b, h, n, p), None, None, None
+
+
+def _kernel_form(x: Tensor) -> Tensor:
+    """(b, nc, k, h, r, p) -> (b nc, h r, k, p)."""
+    return x.flatten(3, 4).flatten(0, 1).transpose(1, 2)
 
 
 class ReformerNoise(NamedTuple):

@@ -26,6 +26,7 @@ from skeinformer.attention.base import (
     settle_noise,
 )
 from skeinformer.attention.certificate import draw_checks, estimate_error
+from skeinformer.attention.columns import merge_columns
 from skeinformer.attention.merge import attend_merged, gradient_by_hand, write_rows
 from skeinformer.attention.pilots import (
     Pilots,
@@ -38,7 +39,6 @@ from skeinformer.attention.pilots import (
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
 from skeinformer.noise import Rand, from_seed
 from skeinformer.registry import check_choice, check_count, check_flag, check_number
-from skeinformer.rows import add_rows_, gather_rows
 from skeinformer.sketch.sampling import subsampling
 
 Columns = Literal["importance", "uniform"]
@@ -120,55 +120,6 @@ def algorithm_1(
     return output, Trace(source, pilots, log_probability, chosen)
 
 
-class ColumnMerge(NamedTuple):
-    """Lines 5 to 10 as linear maps: keys [K_J'; share K_J'], values [V_J'; rest V]. The last slot may be missing."""
-
-    columns: Tensor  # (b, h, d), J'
-    share: Tensor | None  # (b, h, d) of each chosen key in their mean
-    rest: Tensor | None  # (b, h, n_k) of each value in the mean of the unchosen ones
-
-    def keys(self, key: Tensor) -> Tensor:
-        chosen = gather_rows(key, self.columns)  # (b, h, d, p)
-        return chosen if self.share is None else torch.cat([chosen, _weigh(self.share, chosen)], -2)
-
-    def values(self, value: Tensor) -> Tensor:
-        chosen = gather_rows(value, self.columns)
-        return chosen if self.rest is None else torch.cat([chosen, _weigh(self.rest, value)], -2)
-
-    def add_key_gradient_(self, total: Tensor, gradient: Tensor) -> None:
-        if self.share is not None:
-            gradient, last = gradient.tensor_split((-1,), -2)  # (b, h, d, p), (b, h, 1, p)
-            gradient = gradient.addcmul(self.share[..., None].to(last.dtype), last)
-        add_rows_(total, self.columns, gradient)
-
-    def add_value_gradient_(self, total: Tensor, gradient: Tensor) -> None:
-        if self.rest is not None:
-            gradient, last = gradient.tensor_split((-1,), -2)
-            total.addcmul_(self.rest[..., None].to(last.dtype), last)
-        add_rows_(total, self.columns, gradient)
-
-
-def merge_columns(source: VirtualKeys, chosen: Selection, *, with_rest: bool = True) -> tuple[ColumnMerge, VirtualKeys]:
-    """The chosen slots with their weights, and with the rest one slot for all others: (b, h, d + 1, p).
-
-    That slot has the mean chosen key (its score is log g, line 8), the mean unchosen value (v / (n - d), line 10) and
-    the weight of the unchosen: m - d for a source of weights 1, 0 where everything was chosen. Time O(n p).
-    """
-    log_weights = source.log_weights()
-    log_weight = log_weights.gather(-1, chosen.indices).where(chosen.live, -torch.inf)  # (b, h, d)
-    share, rest = None, None
-    if with_rest:
-        largest = log_weights.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
-        rest = (log_weights - largest).exp_().scatter_(-1, chosen.indices, 0)  # (b, h, n_k)
-        share = (log_weight - largest).exp_()  # (b, h, d)
-        total, chosen_total = rest.sum(-1, keepdim=True), share.sum(-1, keepdim=True)  # (b, h, 1)
-        log_weight = torch.cat([log_weight, largest + total.log()], -1)
-        smallest = torch.finfo(rest.dtype).tiny
-        share, rest = share.div_(chosen_total.clamp(min=smallest)), rest.div_(total.clamp(min=smallest))
-    merge = ColumnMerge(chosen.indices, share, rest)
-    return merge, VirtualKeys(merge.keys(source.keys), merge.values(source.values), log_weight)
-
-
 def sketched_product(
     query: Tensor, source: VirtualKeys, log_probability: Tensor, u: Tensor, scale: float
 ) -> tuple[Tensor, Selection]:
@@ -190,11 +141,6 @@ def compress(pilot_queries: Tensor, source: VirtualKeys, d: int, u: Tensor, *, s
     pilots = compute_pilots(pilot_queries, Selection(rows, torch.ones_like(rows, dtype=torch.bool)), source, scale)
     chosen = sample_without_replacement(log_importance(pilots, source, scale), u, d)
     return merge_columns(source, chosen)[1]
-
-
-def _weigh(weight: Tensor, x: Tensor) -> Tensor:
-    """sum_i weight_i x_i, summed in the precision of the weights: (..., n), (..., n, p) -> (..., 1, p)."""
-    return (weight[..., None, :] @ x.to(weight.dtype)).to(x.dtype)
 
 
 @torch.no_grad()

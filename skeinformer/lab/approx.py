@@ -339,8 +339,16 @@ def measure(case: Case, qkv: QKV, reference: Reference, seed: int) -> Record:
 def summarize(records: Iterable[Record]) -> list[Record]:
     """One "approx_summary" for all trials of the same KEYS: mean, standard error over trials `<value>_se`, `trials`.
 
-    Summaries among the records pass through; of two about the same, the one of more trials stays.
+    `spectral_to_vmean` is the mean of the ratio to V-mean's spectral error in the same trial: what makes an input hard
+    for all methods cancels. Summaries among the records pass through; of two about the same, the one of more trials
+    stays.
     """
+    records = list(records)
+    means = {
+        _trial_of(r): float(x)
+        for r in records
+        if r.get("kind") == "approx" and r.get("method") == "vmean" and (x := r.get("spectral"))
+    }
     trials: dict[tuple[object, ...], dict[object, Record]] = {}
     found: dict[tuple[object, ...], Record] = {}
     for record in records:
@@ -350,24 +358,33 @@ def summarize(records: Iterable[Record]) -> list[Record]:
         elif record.get("kind") == "approx_summary":
             found[key] = _more_trials(found.get(key), record)
     for key, group in trials.items():
-        found[key] = _more_trials(found.get(key), _summary(list(group.values())))
+        found[key] = _more_trials(found.get(key), _summary(list(group.values()), means))
     return list(found.values())
 
 
 def compact(records: Sequence[Record]) -> list[Record]:
-    """The summaries and the times of `records`: all that a report needs."""
-    return [*summarize(records), *(record for record in records if record.get("kind") == "approx_time")]
+    """The summaries, the times, and what was left out and why: all that a report needs."""
+    others = [record for record in records if record.get("kind") in ("approx_time", "approx_skipped")]
+    return [*summarize(records), *others]
 
 
 def _more_trials(known: Record | None, other: Record) -> Record:
     return other if known is None or int(other["trials"] or 0) > int(known["trials"] or 0) else known
 
 
-def _summary(group: Sequence[Record]) -> Record:
+def _trial_of(record: Record) -> tuple[object, ...]:
+    """The input of a trial, whatever the method."""
+    return tuple(record.get(name) for name in ("model", "text", "seed", "weights", "layer", "n", "trial"))
+
+
+def _summary(group: Sequence[Record], means: dict[tuple[object, ...], float]) -> Record:
     result: Record = {name: value for name, value in group[-1].items() if name not in (*VALUES, "trial")}
     result |= {"kind": "approx_summary", "trials": len(group)}
-    for name in VALUES:
-        numbers = [float(value) for record in group if (value := record.get(name)) is not None]
+    numbers_of = {name: [float(x) for r in group if (x := r.get(name)) is not None] for name in VALUES}
+    numbers_of["spectral_to_vmean"] = [
+        float(x) / mean for r in group if (x := r.get("spectral")) is not None and (mean := means.get(_trial_of(r)))
+    ]
+    for name, numbers in numbers_of.items():
         result[name] = float(np.mean(numbers)) if numbers else None
         result[f"{name}_se"] = float(np.std(numbers, ddof=1) / len(numbers) ** 0.5) if len(numbers) > 1 else None
     return result

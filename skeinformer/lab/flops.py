@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from skeinformer.attention import METHODS, build
+from skeinformer.lab.measure import quiet_profiler
 from skeinformer.records import Record, machine
 from skeinformer.registry import check_count, lookup
 
@@ -89,6 +91,27 @@ def flop_counter() -> FlopCounterMode:
         if operation is not None and operation not in flop_registry
     }
     return FlopCounterMode(display=False, custom_mapping=added)
+
+
+PRODUCTS: dict[str, Callable[..., int]] = {  # by the shapes of their arguments
+    "mm": lambda a, b, *rest: 2 * a[0] * a[1] * b[1],
+    "addmm": lambda c, a, b, *rest: 2 * a[0] * a[1] * b[1],
+    "bmm": lambda a, b, *rest: 2 * a[0] * a[1] * a[2] * b[2],
+    "baddbmm": lambda c, a, b, *rest: 2 * a[0] * a[1] * a[2] * b[2],
+    **FORMULAS,
+}
+
+
+def executed_flops(run: Callable[[], object]) -> int:
+    """FLOPs of the products of dense matrices that `run` really computes; calls it once.
+
+    On a CPU some methods take a path of their own, which a count by shape does not see.
+    """
+    with quiet_profiler(), profile(record_shapes=True) as profiler:
+        run()
+    events = profiler.kineto_results.events() if profiler.kineto_results else []
+    named = ((PRODUCTS.get(event.name().removeprefix("aten::")), event) for event in events)
+    return sum(formula(*event.shapes()) for formula, event in named if formula is not None)
 
 
 def count_multiply_adds(

@@ -40,7 +40,7 @@ def peak_memory(fn: Callable[[], object], device: torch.device | str = "cpu") ->
         fn()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device)) - int(before)
-    with _quiet_profiler(), profile(profile_memory=True) as profiler:
+    with quiet_profiler(), profile(profile_memory=True) as profiler:
         result = fn()  # held, so that its release is not among the events
     del result
     events = profiler.kineto_results.events() if profiler.kineto_results else []
@@ -174,7 +174,7 @@ def _seconds(fn: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _quiet_profiler() -> Iterator[None]:
+def quiet_profiler() -> Iterator[None]:
     """Keep the profiler from writing a line to stderr at each start and stop."""
     name = "KINETO_LOG_LEVEL"
     before = os.environ.get(name)

@@ -9,6 +9,7 @@ and the text is the Python language reference that comes with Python itself.
 """
 
 import importlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial
@@ -124,7 +125,10 @@ def load_text(path: Path | str | None = None, where: Mapping[str, str] | None = 
     if path.suffix == ".parquet":
         return _parquet_text(path, where or {})
     if path.suffix == ".txt":
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not a text in UTF-8: {error}") from error
     raise ValueError(f"{path} ends in {path.suffix!r}; expected a .txt file or a .parquet file with a column 'text'")
 
 
@@ -226,9 +230,13 @@ def _num_positions(model: Any) -> int:
 
 
 def _parquet_text(path: Path, where: Mapping[str, str]) -> str:
-    from pyarrow import compute, parquet, string
+    from pyarrow import ArrowInvalid, compute, parquet, string
 
-    with parquet.ParquetFile(path) as file:
+    try:
+        opened = parquet.ParquetFile(path)
+    except ArrowInvalid as error:
+        raise ValueError(f"{path} is not a .parquet file: {error}") from error
+    with opened as file:
         columns = file.schema_arrow.names
         if "text" not in columns:
             raise ValueError(f"{path} has the columns {', '.join(columns)}; expected one named 'text'")
@@ -248,14 +256,17 @@ def _first(where: Mapping[str, str]) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back what transformers logs and the bars that it draws, then restore its settings."""
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    """Hold back what transformers and its downloads log and the bars that they draw, then restore the settings."""
+    settings: Any = importlib.import_module("transformers.utils.logging")
+    downloads = logging.getLogger("huggingface_hub")
+    verbosity, bars, level = settings.get_verbosity(), settings.is_progress_bar_enabled(), downloads.level
+    settings.set_verbosity_error()
+    settings.disable_progress_bar()
+    downloads.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        settings.set_verbosity(verbosity)
+        downloads.setLevel(level)
         if bars:
-            logging.enable_progress_bar()
+            settings.enable_progress_bar()

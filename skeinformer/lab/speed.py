@@ -8,7 +8,7 @@ Inputs are standard normal, so nothing here depends on a model or a text.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from skeinformer.attention import METHODS
 from skeinformer.lab.contenders import Contender, build_contender, has_budget, parse_all
-from skeinformer.lab.flops import count_multiply_adds
+from skeinformer.lab.flops import count_multiply_adds, executed_flops
 from skeinformer.lab.measure import Quartiles, interleaved, peak_memory, quartiles, ratio
 from skeinformer.model import shares_keys
 from skeinformer.records import Record, Value, machine
@@ -144,7 +144,8 @@ def bench_records(
     Mode "forward" is a call in evaluation, without gradients; "both" a call in training and the gradients of q, k, v
     and the method's parameters. From n = `long_from` the batch is `long_batch`. What is in `known` is not measured
     again. A call that must be expected to take more than `max_seconds`, from its time at a smaller length and its
-    FLOPs, is skipped, and `on_skip(what, reason)` told; the smallest length is always measured.
+    FLOPs, is skipped, and `on_skip(what, reason)` told; where nothing smaller was measured, one whose FLOPs alone take
+    longer at the speed of a matrix product.
     """
     _check(lengths, modes, rounds, max_seconds, batch, long_batch, long_from, heads, head_dim)
     check_choice("dtype", dtype, DTYPES)
@@ -152,6 +153,7 @@ def bench_records(
     history = [record for record in known if record.get("kind") == "bench"]
     present = {identity(record) for record in history}
     lengths = sorted(set(lengths))
+    speed = cache(partial(matmul_peak, DTYPES[dtype]))
     done, share = 0.0, 1 / sum(lengths) / len(modes)
     for n in lengths:
         sizes = Sizes(n, long_batch if n >= long_from else batch, heads, head_dim, dtype)
@@ -163,7 +165,9 @@ def bench_records(
                     continue
                 settings["flops"] = 2 * sizes.batch * heads * entry.multiply_adds(n, mode == "both")
                 expected = expected_seconds(settings, history)
-                if expected is not None and expected > max_seconds:
+                if expected is None:
+                    expected = _number(settings, "flops") / speed()
+                if expected > max_seconds:
                     reason = f"a call would take about {expected:.3g} s, more than max_seconds = {max_seconds:g}"
                     on_skip(f"{entry.label} at n = {n:,}, {mode}", reason)
                 else:
@@ -244,9 +248,11 @@ def forward_run(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Run:
 def both_run(call: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> Run:
     """A call and the gradients of inputs and parameters, those that it has, for a fixed gradient of the output.
 
-    The output has the shape of the last input.
+    The output has the shape of the last input, (b, h, n, p), and its gradient the layout that a model hands back: the
+    heads of a token beside each other.
     """
-    upstream = torch.randn(inputs[-1].shape, generator=torch.Generator().manual_seed(1)).to(inputs[-1].dtype)
+    last = inputs[-1].transpose(1, 2)  # (b, n, h, p)
+    upstream = torch.randn(last.shape, generator=torch.Generator().manual_seed(1)).to(last.dtype).transpose(1, 2)
     sources = list({id(x): x for x in (*inputs, *parameters)}.values())
 
     def run() -> object:
@@ -295,11 +301,13 @@ def _measure(
     inputs = random_inputs(sizes, seed, requires_grad=mode == "both")
     runs: dict[str, Run] = {}
     peaks: dict[str, int] = {}
+    executed: dict[str, int] = {}
     steps = len(field) + rounds + 1
     for index, (name, (entry, _)) in enumerate(field.items()):
         step(f"memory of {entry.label}", index / steps)
         runs[name] = _prepare(entry, inputs, mode)
         peaks[name] = peak_memory(runs[name], inputs[0].device)
+        executed[name] = executed_flops(runs[name])
 
     def on_round(number: int, seconds: dict[str, list[float]]) -> None:
         step(f"time, round {min(number + 1, rounds)} of {rounds}", (len(field) + 1 + number) / steps)
@@ -316,7 +324,8 @@ def _measure(
             **spread("seconds", times),
             **spread("ratio", None if reference is None else ratio(reference, seconds[name])),
             "peak_bytes": peaks[name],
-            "peak_fraction": _number(settings, "flops") / times.median / peak,
+            "executed_flops": executed[name],
+            "peak_fraction": executed[name] / times.median / peak,
             "matmul_flops": peak,
         }
 

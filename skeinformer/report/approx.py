@@ -9,6 +9,7 @@ from skeinformer.lab.approx import GRADIENTS, summarize
 from skeinformer.records import Record, Value
 from skeinformer.report.figures import Panel, Series, Styles, grid_html
 from skeinformer.report.format import (
+    NOT_RIVALS,
     REFERENCE,
     between,
     count,
@@ -26,6 +27,7 @@ from skeinformer.report.tables import Column, attributes_html, boxed, table_html
 INPUTS = ("model", "text", "weights", "layer", "n")  # what the queries, keys and values of a panel come from
 FIELDS = frozenset({*INPUTS, "samples", "label"})
 ORDER = ("skeinformer", "informer", "vmean", "linformer")  # the paper's, by growing error
+RATIO = "spectral_to_vmean"
 PASSES = {"both": "forward and backward", "forward": "forward"}
 COSTS = (
     *(f"{name}_ratio{end}" for name in PASSES for end in ("", "_q25", "_q75")),
@@ -36,14 +38,17 @@ COSTS = (
 
 
 class Measure(NamedTuple):
-    """A measure of the error that Figure 1 can show."""
+    """A measure of the error that Figure 1 can show, and the greatest value that it shows."""
 
     name: str
     axis: str
+    most: float = math.inf
 
 
+NEAR = 1.1  # of errors over V-mean's: what is far above would hide the small differences
 MEASURES = {
     "spectral": Measure("spectral, absolute (the paper's)", "spectral error |BV - R|"),
+    RATIO: Measure("spectral, over V-mean's", "spectral error / V-mean's", NEAR),
     "spectral_relative": Measure("spectral, relative", "relative spectral error"),
     "frobenius_relative": Measure("Frobenius, relative", "relative Frobenius error"),
     "row": Measure("largest row, relative", "relative error of the largest row"),
@@ -73,10 +78,11 @@ COLUMNS = (
     Column("method", label),
     Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
     _measured("spectral error", "spectral"),
+    _measured("over V-mean's", RATIO),
     _measured("spectral, relative", "spectral_relative"),
     _measured("Frobenius, relative", "frobenius_relative"),
     _measured("largest row", "row"),
-    _measured("cosine", "cosine", "high"),
+    _measured("cosine", "cosine", "high")._replace(show=lambda r: _decimals(r.get("cosine"))),
     _measured("gradient of q", "grad_query"),
     _measured("gradient of k", "grad_key"),
     _measured("gradient of v", "grad_value"),
@@ -89,12 +95,13 @@ COLUMNS = (
 
 LEGEND = (
     "BV is exact attention in float64, R a method's output; errors are means over heads and trials ± standard error "
-    "over trials. Spectral: |BV - R| in the spectral norm; relative: divided by |BV|. Largest row: the greatest error "
+    "over trials. Spectral: |BV - R| in the spectral norm; over V-mean's: divided by V-mean's, trial by trial; "
+    "relative: divided by |BV|. Largest row: the greatest error "
     "of a row, divided by the greatest norm of a row of BV. Cosine: mean over rows. Gradients: relative Frobenius "
     "error of the gradients of q, k and v. Estimate / true: the method's own estimate of its relative Frobenius "
     "error, divided by the true one. Times: divided by those of SDPA (torch's fused exact attention), median and "
     "quartiles of rounds, taken round by round. Peak memory and FLOPs: of a forward pass. In bold: the best "
-    "approximation among the rows shown."
+    "approximation among the rows shown; dropout is none, it is shown for comparison."
 )
 
 
@@ -107,8 +114,10 @@ def approx_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
     if panels := [panel for measure in MEASURES for panel in figure_1_panels(inputs, measure)]:
         measures = {str(panel.data["measure"]): MEASURES[panel.data["measure"]].name for panel in panels}
         note = (
-            "Figure 1 of the paper: error against the sample size d; bars are standard errors over trials. Methods "
-            "without a budget are horizontal lines. Thick: the methods of the paper's figure and Skeinformer."
+            "Figure 1 of the paper: error against the sample size d; bars are standard errors over trials (of the "
+            "gradients, the mean of three and a bound). Methods without a budget are horizontal lines. Thick: the "
+            "methods of the paper's figure and Skeinformer. Choose the error over V-mean's to see small differences: "
+            f"the ratio is taken trial by trial, on the same input, and what is above {NEAR} is left out."
         )
         choice = _choice("measure", "error", measures)
         html = f"{choice}<p class='faint'>{escape(note)}</p>\n{grid_html(panels, styles)}"
@@ -169,7 +178,7 @@ def figure_1_panels(inputs: Mapping[Input, Sequence[Record]], measure: str) -> l
     panels = []
     for where, rows in inputs.items():
         series = []
-        for name, points in _by_label(rows, measure).items():
+        for name, points in _by_label(_shown(rows, measure), measure).items():
             budgeted = points[0].get("samples") is not None
             x = [float(r["samples"] or 0) for r in points] if budgeted else []
             y, error = [real(r, measure) or 0.0 for r in points], [real(r, f"{measure}_se") for r in points]
@@ -217,7 +226,7 @@ def order_html(inputs: Mapping[Input, Sequence[Record]]) -> str:
 def order_sentence(rows: Iterable[Record]) -> str:
     """Which pairs of neighbours in the paper's order differ as it says, at the largest d; nothing if one is missing.
 
-    A difference is given in its standard errors where both have one.
+    A difference is given in its standard errors where both have one, if it can be of the ratios to V-mean's error.
     """
     found = [_at_largest(rows, method) for method in ORDER]
     if any(row is None for row in found):
@@ -228,6 +237,9 @@ def order_sentence(rows: Iterable[Record]) -> str:
         f"{label(row)} {number(row.get('spectral'))} {plus_minus(row.get('spectral_se'))}".strip() for row in chain
     ]
     text = f"{', '.join(shown)} at d = {chain[0].get('samples')}; "
+    ratios = [f"{number(r.get(RATIO))} {plus_minus(r.get(f'{RATIO}_se'))}" for r in chain[:2] if r.get(RATIO)]
+    if len(ratios) == 2:
+        text += f"over V-mean's, trial by trial, {ratios[0].strip()} and {ratios[1].strip()}; "
     broken = [
         f"{label(low)} < {label(high)}{_apart(low, high)}"
         for low, high, x, y in zip(chain, chain[1:], errors, errors[1:], strict=False)
@@ -276,15 +288,40 @@ def _table_html(where: Input, rows: Sequence[Record]) -> str:
 
     shown = [column for column in COLUMNS if column.field is None or any(r.get(column.field) is not None for r in rows)]
     ordered = sorted(rows, key=lambda r: -(real(r, "samples") or math.inf))
-    return boxed(table_html(ordered, shown, contest=contest, data=data, sortable=True), where.title, where.data)
+    table = table_html(ordered, shown, contest=contest, data=data, sortable=True)
+    return boxed(table, f"{where.title}{_trials(rows)}", where.data)
+
+
+def _trials(rows: Iterable[Record]) -> str:
+    """How many trials the rows are means of, to stand behind a title."""
+    trials = [count(x) for x in distinct(rows, "trials")]
+    return f"; trials: {between(trials[0], trials[-1]) if len(trials) > 1 else trials[0]}" if trials else ""
 
 
 def _skipped_html(records: Iterable[Record]) -> str:
-    reasons = []
+    """An item for each method and reason, with the lengths and the sample sizes that it holds for."""
+    found: dict[tuple[str, Value], list[Record]] = {}
     for record in records:
-        samples = f", d = {record['samples']}" if record.get("samples") else ""
-        reasons.append(f"{label(record)} at n = {count(record.get('n'))}{samples}: {record.get('reason')}")
-    return f"<ul>{''.join(f'<li>{escape(reason)}</li>' for reason in dict.fromkeys(reasons))}</ul>"
+        found.setdefault((label(record), record.get("reason")), []).append(record)
+    items = []
+    for (name, reason), group in found.items():
+        lengths, samples = ([count(x) for x in distinct(group, field)] for field in ("n", "samples"))
+        where = f"n = {', '.join(lengths)}" + (f"; d = {', '.join(samples)}" if samples else "")
+        items.append(f"<li>{escape(f'{name} ({where}): {reason}')}</li>")
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def _shown(rows: Sequence[Record], measure: str) -> Sequence[Record]:
+    """The rows that a measure shows: all, or the rivals up to its greatest value."""
+    most = MEASURES[measure].most
+    if most == math.inf:
+        return rows
+    return [r for r in rows if r.get("method") not in NOT_RIVALS and (real(r, measure) or math.inf) <= most]
+
+
+def _decimals(value: Value) -> str:
+    """A cosine: most are close to one."""
+    return f"{value:.5f}" if isinstance(value, int | float) else ""
 
 
 def _by_label(rows: Iterable[Record], field: str) -> dict[str, list[Record]]:
@@ -310,11 +347,12 @@ def _at_largest(rows: Iterable[Record], method: str) -> Record | None:
 
 def _apart(low: Record, high: Record) -> str:
     """By how many standard errors of their difference the two differ."""
-    errors = [real(row, "spectral_se") for row in (low, high)]
+    field = RATIO if all(real(row, RATIO) is not None for row in (low, high)) else "spectral"
+    errors = [real(row, f"{field}_se") for row in (low, high)]
     if any(error is None for error in errors):
         return ""
     both = math.hypot(*(error or 0.0 for error in errors))
-    difference = (real(low, "spectral") or 0.0) - (real(high, "spectral") or 0.0)
+    difference = (real(low, field) or 0.0) - (real(high, field) or 0.0)
     return f" ({difference / both:.1f} standard errors the other way)" if both else ""
 
 

@@ -66,7 +66,7 @@ class Panel(NamedTuple):
     y_label: str
     series: Sequence[Series]
     data: Mapping[str, str] = {}  # for the filters
-    x_ticks: Sequence[float] = ()  # none: powers of ten, with 2 and 5 between them where the axis is short
+    x_ticks: Sequence[float] = ()  # none: as `draw_axes` chooses them
     line: tuple[float, str] | None = None  # an x that is marked by a vertical line, and its name
 
 
@@ -134,15 +134,22 @@ def swatch_svg(style: Style) -> str:
 
 
 def draw_axes(axes: "Axes", x_label: str, y_label: str, x_ticks: Sequence[float] = ()) -> None:
-    """Logarithmic axes with plain numbers: powers of ten, and 2 and 5 between them where an axis is short."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+    """Logarithmic axes with plain numbers: powers of ten, with 2 and 5 between them on a short axis.
+
+    On a very short one the numbers are equally far apart.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axes.set_xlabel(x_label, color=INK)
     axes.set_ylabel(y_label, color=INK)
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-        subs = (1, 2, 5) if high < 100 * low else (1,)
         fixed = axis is axes.xaxis and len(x_ticks) > 0
-        axis.set_major_locator(FixedLocator(list(x_ticks)) if fixed else LogLocator(subs=subs))
+        if fixed:
+            axis.set_major_locator(FixedLocator(list(x_ticks)))
+        elif high < 5 * low:
+            axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+        else:
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
         axis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
         axis.set_minor_locator(NullLocator())
     axes.tick_params(colors=INK)
@@ -253,9 +260,10 @@ def _set_limits(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
     room = 1.25 if panel.line else (1.25 * high / low) ** (share / (1 - share))
     axes.set_xlim(low / 1.25, high * max(room, 1.25))
     bars = [(value, error or 0.0) for s in panel.series for value, error in zip_longest(s.y, s.error) if value]
-    axes.set_ylim(
-        min((value for value, _ in bars), default=1.0) / 1.5, max((sum(bar) for bar in bars), default=1.0) * 1.5
-    )
+    low = min((max(value - error, value / 2) for value, error in bars), default=1.0)
+    high = max((value + error for value, error in bars), default=1.0)
+    margin = min(1.5, max(1.05, (high / low) ** 0.15))
+    axes.set_ylim(low / margin, high * margin)
 
 
 def _look(style: Style) -> dict[str, Any]:

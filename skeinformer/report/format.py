@@ -1,10 +1,12 @@
 """Values of records as a reader sees them: numbers, times, sizes, spreads and names."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from skeinformer.records import Record, Value
 
 REFERENCE = "softmax"  # the method that the others approximate
+NOT_RIVALS = (REFERENCE, "softmax_dropout")  # exact but for the dropout of training: never the best approximation
 ROUNDING = 1e-4  # an error below is one of float32 arithmetic
 
 
@@ -49,15 +51,19 @@ def count(value: Value) -> str:
 
 
 def plus_minus(standard_error: Value) -> str:
-    """± standard error, where there is one."""
-    return f"± {standard_error:#.2g}" if isinstance(standard_error, int | float) else ""
+    """± standard error to two digits, where there is one."""
+    if not isinstance(standard_error, int | float):
+        return ""
+    digits = f"{standard_error:#.2g}"
+    return f"± {digits}" if 0 < standard_error < 9.5 else f"± {float(digits):.0f}"
 
 
 def spread(value: Value, standard_error: Value) -> str:
-    """value ± standard error to three decimals; the value alone where it has no standard error or is rounding."""
+    """value ± standard error to the value's third digit, or more; the value alone if it has no error or is rounding."""
     if not isinstance(value, int | float) or not isinstance(standard_error, int | float) or value < ROUNDING:
         return number(value)
-    return f"{value:.3f} ± {standard_error:.3f}"
+    decimals = max(3, 2 - math.floor(math.log10(value)))
+    return f"{value:.{decimals}f} ± {standard_error:.{decimals}f}"
 
 
 def between(low: str, high: str) -> str:

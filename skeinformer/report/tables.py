@@ -5,7 +5,7 @@ from html import escape
 from typing import Literal, NamedTuple
 
 from skeinformer.records import Record
-from skeinformer.report.format import REFERENCE, real
+from skeinformer.report.format import NOT_RIVALS, real
 
 
 class Column(NamedTuple):
@@ -39,8 +39,8 @@ def table_html(
     head = "".join(_heading(column) for column in columns)
     rows = []
     for record in records:
-        approximate = record.get("method") != REFERENCE
-        rivals = [r for r in records if r.get("method") != REFERENCE and contest(r) == contest(record)]
+        approximate = record.get("method") not in NOT_RIVALS
+        rivals = [r for r in records if r.get("method") not in NOT_RIVALS and contest(r) == contest(record)]
         cells = (_cell(record, column, rivals if approximate else []) for column in columns)
         attributes = {**data(record), **({"approximate": ""} if sortable and approximate else {})}
         rows.append(f"<tr{attributes_html(attributes)}>{''.join(cells)}</tr>")

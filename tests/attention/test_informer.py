@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from skeinformer import build
-from skeinformer.attention.informer import Informer, as_bits, draw_keys, measure_sparsity
+from skeinformer.attention import informer
+from skeinformer.attention.informer import Informer, _draw_keys_32, as_bits, draw_keys, measure_sparsity
 from skeinformer.noise import from_generator, from_seed
 from tests.helpers import draw, exact, generator, gradients, lengths_mask, over_heads, random_mask, tensors
 from tests.reference_informer import MEASURES, prob_sparse
@@ -160,6 +161,31 @@ def test_draws_do_not_depend_on_how_many_there_are() -> None:
     short = draw_keys(as_bits(from_seed((1, 2), 3)(50)), torch.arange(7), count, count - 1)
     long = draw_keys(as_bits(from_seed((1, 2), 3)(80)), torch.arange(12), count, count - 1)
     assert torch.equal(short, long[:, :, :50, :7])
+
+
+@pytest.mark.parametrize("m", [2, 1000, 2**31 - 1])
+def test_draws_in_32_bits_are_the_same(m: int) -> None:
+    number, rank, count = as_bits(torch.rand(500, generator=generator())), torch.arange(300), torch.tensor([[[m]]])
+    assert number.max() > 2**31
+    assert torch.equal(_draw_keys_32(number, rank, m), draw_keys(number[None, None], rank, count, count - 1)[0, 0])
+
+
+@pytest.mark.parametrize("sparsity", list(MEASURES))
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("scores", [1, 50, 1 << 17])
+def test_heads_in_parts_measure_the_same(
+    sparsity: str, masked: bool, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some examples have fewer real keys than are drawn, and one has none."""
+    q, k, _ = (x.detach() for x in tensors(4, 2, 40, 30))
+    mask = lengths_mask([30, 11, 5, 0], 30)[:, None] if masked else None
+    module = make("informer_mask", budget=9, sparsity=sparsity)
+    u = torch.rand(4, 2, 40, generator=generator())
+    monkeypatch.setattr(informer, "SCORES", scores)
+    by_head = measure_sparsity(q, k, mask, u, module.options, 0.5)
+    monkeypatch.setattr(informer, "plain_cpu", lambda x: False)
+    expected = measure_sparsity(q, k, mask, u, module.options, 0.5)
+    torch.testing.assert_close(by_head, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("sparsity", list(MEASURES))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from skeinformer.attention import merge, pilots, skein
 from skeinformer.attention.pilots import Pilots, Selection, log_column_squares
@@ -84,6 +85,30 @@ def test_a_second_derivative_is_refused_in_words() -> None:
     (first,) = torch.autograd.grad(output.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("num_pilots", [3, 20])
+def test_a_checkpoint_that_draws_anew_gives_the_gradient_of_one_draw(num_pilots: int) -> None:
+    """A generator goes on when a checkpoint computes again: what was drawn first must not meet what is drawn then."""
+    inputs = tensors(1, 2, 40, p=4, p_v=4)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, draws: torch.Generator) -> Tensor:
+        return skein_attention(q, k, v, num_samples=4, num_pilots=num_pilots, generator=draws)
+
+    checked = gradients(checkpoint(attend, *inputs, generator(3), use_reentrant=False).sum(), inputs)
+    draws = generator(3)
+    attend(*inputs, draws)
+    for ours, second in zip(checked, gradients(attend(*inputs, draws).sum(), inputs), strict=True):
+        assert torch.equal(ours, second)
+
+
+def test_whatever_backward_needs_is_seen_by_hooks() -> None:
+    """Hooks that move saved tensors elsewhere get them all, also what was drawn: the graph itself holds none."""
+    q, k, v = tensors(1, 1, 40, p=4, p_v=4)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        output = skein_attention(q, k, v, num_samples=4, num_pilots=3)
+    held = [x for x in vars(output.grad_fn).values() if isinstance(x, Tensor | tuple)]
+    assert held == []
 
 
 def test_nothing_of_size_n_times_d_is_saved() -> None:

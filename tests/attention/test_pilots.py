@@ -7,6 +7,7 @@ from torch import Tensor
 from skeinformer.attention import pilots
 from skeinformer.attention.pilots import Pilots, Selection, compute_pilots, log_importance
 from skeinformer.attention.virtual_keys import VirtualKeys
+from skeinformer.rows import is_one_batch
 from tests.helpers import generator
 
 SCALE = 0.5
@@ -69,3 +70,17 @@ def test_recorded_or_half_precision_rows_stay_in_the_kernel() -> None:
         assert compute_pilots(query, rows, source, SCALE).log_square is not None
     half = VirtualKeys(source.keys.bfloat16(), source.values[..., :4].bfloat16(), None)
     assert compute_pilots(query.detach().bfloat16(), rows, half, SCALE).log_square is None
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_heads_that_lie_beside_each_other_give_the_same(weighted: bool) -> None:
+    """(b, n, h, p) transposed, as projections leave it: no copy into one batch, the same numbers."""
+    source, query, rows = source_and_queries(1.0, weighted)
+    beside = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (source.keys, source.values)]
+    assert not is_one_batch(beside[0])
+    assert is_one_batch(source.keys)
+    found = compute_pilots(query, rows, VirtualKeys(*beside, source.log_weight), SCALE)
+    expected = compute_pilots(query, rows, source, SCALE)
+    assert found.log_square is not None
+    for a, b in zip(found[2:], expected[2:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

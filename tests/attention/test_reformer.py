@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from skeinformer import build
+from skeinformer.attention import reformer
 from skeinformer.attention.reformer import COLUMNS, hash_tokens, num_buckets, num_columns
 from skeinformer.noise import normal
 from tests import reference_reformer as reference
@@ -65,6 +66,25 @@ def test_values_and_gradients_are_those_of_the_transcription(
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-11)
     for ours, theirs in zip(gradients(output, (q, v)), gradients(expected, (q, v)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"across_buckets": True}, {"across_buckets": True, "count_duplicates": True}])
+@pytest.mark.parametrize("num_hashes", [1, 2, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_fused_kernel_and_single_operations_agree(
+    options: dict[str, bool], num_hashes: int, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients; also in float32 for tokens that find no other in any round, each with 1/r of its weight."""
+    q, _, v = tensors(2, 2, 50, p_v=6, dtype=torch.float32)
+    mask = random_mask(2, 50) if masked else None
+    module = build("reformer", head_dim=4, num_hashes=num_hashes, chunk_size=4, **options)
+    results = []
+    for by_hand in (True, False):
+        monkeypatch.setattr(reformer, "plain_cpu", lambda x, by_hand=by_hand: by_hand)
+        output = module(q, q, v, key_mask=mask, query_mask=mask, noise=draw(module, q, q))
+        results.append((output, *gradients(output, (q, v))))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def full_attention(q: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

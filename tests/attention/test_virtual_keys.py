@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from skeinformer.attention.columns import merge_columns
 from skeinformer.attention.pilots import Selection, compute_pilots, log_importance
-from skeinformer.attention.skein import compress, merge_columns
+from skeinformer.attention.skein import compress
 from skeinformer.attention.virtual_keys import (
     VirtualKeys,
     _attend_unfused,

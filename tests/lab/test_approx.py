@@ -229,7 +229,13 @@ def test_summaries_are_means_with_standard_errors() -> None:
     assert (summary["grad_key"], summary["grad_key_se"], summary["cosine"]) == (5.0, None, None)
     assert (single["trials"], single["spectral_se"]) == (1, None)
     assert "trial" not in summary
-    assert compact([*rows, other, time]) == [summary, single, time]
+    skipped: Record = {**base, "kind": "approx_skipped", "reason": "why"}
+    assert compact([*rows, other, time, skipped]) == [summary, single, time, skipped]
+    # ratios to V-mean's error are taken trial by trial
+    skein: list[Record] = [{**r, "method": "skeinformer", "spectral": 0.5 * float(r["spectral"] or 0)} for r in rows]
+    assert [r["spectral_to_vmean"] for r in summarize([*skein, *rows])] == [0.5, 1.0]
+    assert [r["spectral_to_vmean_se"] for r in summarize([*skein, *rows])] == [0.0, 0.0]
+    assert [r["spectral_to_vmean"] for r in summarize(skein)] == [None]
     # a summary passes through; the one of more trials stays
     assert summarize([summary, single]) == [summary, single]
     assert summarize([summary, *rows[:2]]) == [summary]

@@ -20,6 +20,7 @@ from skeinformer.lab.flops import (
     attention_backward_flops,
     attention_flops,
     count_multiply_adds,
+    executed_flops,
     flop_counter,
     flop_records,
 )
@@ -221,3 +222,15 @@ def test_a_training_step_in_units_of_n_d_p(name: str, products: int) -> None:
 def test_errors(arguments: dict[str, tuple[str, ...]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         next(flop_records(**arguments))
+
+
+def test_executed_flops_are_the_counted_ones_where_the_cpu_has_no_path_of_its_own() -> None:
+    q, k, v = (torch.randn(1, 1, 96, 8) for _ in range(3))
+    for name in ("softmax", "performer", "linformer"):
+        module = build(name, head_dim=8, max_len=96, budget=16).eval()
+        counted = 2 * sum(count_multiply_adds(name, 96, budget=16, head_dim=8).values())
+        assert executed_flops(lambda module=module: module(q, k, v)) == counted
+    with torch.no_grad():
+        module = build("skeinformer", head_dim=8, budget=16).eval()
+        executed = executed_flops(lambda: module(q, k, v))
+    assert executed < 2 * sum(count_multiply_adds("skeinformer", 96, budget=16, head_dim=8).values())

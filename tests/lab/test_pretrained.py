@@ -164,6 +164,10 @@ def test_text_files(tmp_path: Path) -> None:
         load_text(tmp_path / "b.parquet")
     with pytest.raises(ValueError, match=r"expected a \.txt file or a \.parquet file"):
         load_text(tmp_path / "a.md")
+    for name in ("broken.txt", "broken.parquet"):
+        (tmp_path / name).write_bytes(b"\xff\xfe")
+        with pytest.raises(ValueError, match=f"{name} is not a "):
+            load_text(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         load_text(tmp_path / "missing.txt")
 

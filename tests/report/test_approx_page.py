@@ -11,7 +11,14 @@ pytest.importorskip("matplotlib", reason="needs the extra `report`")
 from skeinformer.lab.contenders import parse
 from skeinformer.records import Record
 from skeinformer.report import write_report
-from skeinformer.report.approx import error_time_panels, figure_1_panels, group_inputs, order_sentence, pick_input
+from skeinformer.report.approx import (
+    RATIO,
+    error_time_panels,
+    figure_1_panels,
+    group_inputs,
+    order_sentence,
+    pick_input,
+)
 from skeinformer.report.figures import COLORS, MARKERS, Panel, Series, method_styles, panels_svg
 from tests.report.parsed import Page
 from tests.report.synthetic import MANY, approx_records, trial_record
@@ -39,6 +46,31 @@ def test_figure_1_has_a_panel_for_each_weights_and_length() -> None:
         assert list(series["Skeinformer"].x) == [8, 16]
         assert list(series["V-mean"].x) == []
         assert len(series["V-mean"].y) == 1
+
+
+def test_the_panel_over_v_mean_leaves_out_what_is_worse_and_dropout() -> None:
+    records = approx_records(("softmax", "softmax_dropout", "vmean", "linformer", "skeinformer"), **SMALL)
+    panels = figure_1_panels(group_inputs(records), RATIO)
+    assert len(panels) == 4
+    for panel in panels:
+        series = {line.label: line for line in panel.series}
+        assert set(series) == {"V-mean", "Skeinformer"}
+        assert list(series["V-mean"].y) == [1]
+        assert list(series["Skeinformer"].y) == pytest.approx([0.625 * 2**0.5, 0.625])
+        assert list(series["Skeinformer"].error) == pytest.approx([0, 0])  # trials differ, but for both alike
+    without = [r for r in records if r["method"] != "vmean"]
+    assert figure_1_panels(group_inputs(without), RATIO) == []
+
+
+def test_dropout_is_never_the_best_and_trials_are_counted(tmp_path: Path) -> None:
+    rows = approx_records(("softmax_dropout", "vmean"), lengths=(64,), samples=(8,), weights=("pretrained",), trials=3)
+    good: list[Record] = [{**r, "spectral": 1e-3} if r["method"] == "softmax_dropout" else r for r in rows]
+    text = write_report(good, tmp_path / "r.html", "t").read_text(encoding="utf-8")
+    table = text[text.index("<table") : text.index("</table>") + len("</table>")]
+    assert "pretrained, n = 64; trials: 3</h3>" in text
+    assert {row.partition('"')[2].partition('"')[0] for row in table.split("<tr")[2:] if "class='best'" in row} == {
+        "V-mean"
+    }
 
 
 def test_points_are_means_over_trials_with_standard_errors() -> None:
@@ -83,16 +115,26 @@ def test_summaries_give_the_same_page_as_trials() -> None:
 
 def test_every_panel_is_drawn_and_every_series_can_be_hidden(text: str) -> None:
     page = Page(text)
-    # 5 measures and 2 passes, 2 weights, 2 lengths; and a swatch for each of the 5 methods
-    assert page.count("figure") == 7 * 4
-    assert page.count("svg") == 7 * 4 + 5
-    assert page.values("data-measure") == {"spectral", "spectral_relative", "frobenius_relative", "row", "gradient"}
+    # 6 measures and 2 passes, 2 weights, 2 lengths; and a swatch for each of the 5 methods
+    assert page.count("figure") == 8 * 4
+    assert page.count("svg") == 8 * 4 + 5
+    assert page.values("data-measure") == {
+        "spectral",
+        "spectral_to_vmean",
+        "spectral_relative",
+        "frobenius_relative",
+        "row",
+        "gradient",
+    }
     assert page.values("data-pass") == {"both", "forward"}
     assert page.values("data-label") == {"Standard", "V-mean", "Informer", "Linformer", "Skeinformer"}
     for name in ("data-n", "data-weights", "data-layer", "data-samples", "data-largest"):
         assert page.values(name)
     for svg in re.findall(r"<figure.*?</figure>", text, flags=re.DOTALL):
-        assert set(re.findall(r'data-label="([^"]*)"', svg)) == {"V-mean", "Informer", "Linformer", "Skeinformer"}
+        drawn = {"V-mean", "Informer", "Skeinformer"} | (
+            set() if 'data-measure="spectral_to_vmean"' in svg else {"Linformer"}
+        )
+        assert set(re.findall(r'data-label="([^"]*)"', svg)) == drawn
         assert "clip-path" not in svg
         assert set(re.findall(r'href="#([^"]*)"', svg)) <= set(re.findall(r' id="([^"]*)"', svg))
     ids = re.findall(r' id="([^"]*)"', text)
@@ -126,10 +168,13 @@ def test_the_best_approximation_is_marked_at_each_size(text: str) -> None:
 def test_the_order_of_the_paper_is_checked_at_the_largest_size() -> None:
     (rows,) = group_inputs(approx_records(lengths=(64,), samples=(8, 16), weights=("pretrained",))).values()
     sentence = order_sentence(rows)
-    assert "at d = 16; the order holds, Linformer's error is 10.0 times V-mean's." in sentence
+    assert "; the order holds, Linformer's error is 10.0 times V-mean's." in sentence
     swapped: list[Record] = [{**r, "spectral": 9.0} if r["method"] == "skeinformer" else r for r in rows]
-    assert "broken: Skeinformer < Informer (" in order_sentence(swapped)
-    assert "standard errors the other way)." in order_sentence(swapped)
+    assert "over V-mean's, trial by trial, 0.625 ± 0 and 0.800 ± 0;" in sentence
+    assert "broken: Skeinformer < Informer" in order_sentence(swapped)
+    plain = [{k: v for k, v in r.items() if not k.startswith(RATIO)} for r in swapped]
+    assert "standard errors the other way)." in order_sentence(plain)
+    assert "trial by trial" not in order_sentence(plain)
     assert order_sentence([r for r in rows if r["method"] != "vmean"]) == ""
     masked: list[Record] = [{**r, "method": "informer_mask"} if r["method"] == "informer" else r for r in rows]
     assert order_sentence(masked) == sentence
@@ -189,4 +234,8 @@ def test_what_was_skipped_is_said(tmp_path: Path) -> None:
         "reason": "too <small>",
     }
     text = write_report([skipped], tmp_path / "r.html", "t").read_text(encoding="utf-8")
-    assert "Big Bird at n = 64, d = 2: too &lt;small&gt;" in text
+    assert "Big Bird (n = 64; d = 2): too &lt;small&gt;" in text
+    more = [{**skipped, "n": n, "samples": d} for n in (1024, 4096) for d in (8, 16)]
+    text = write_report(more, tmp_path / "r.html", "t").read_text(encoding="utf-8")
+    assert text.count("<li>") == 1
+    assert "Big Bird (n = 1,024, 4,096; d = 8, 16): too &lt;small&gt;" in text

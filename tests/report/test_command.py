@@ -35,8 +35,8 @@ def test_several_files_of_several_kinds_make_one_page(tmp_path: Path, capsys: py
     text = out.read_text(encoding="utf-8")
     for heading in ("Exact and sketched attention", "Error against sample size", "Methods", "Speed"):
         assert f"<h2>{heading}</h2>" in text
-    names = ["error-time", "figure1", "speed"]
-    assert sorted(file.name for file in figures.iterdir()) == [f"{n}.{e}" for n in names for e in ("png", "svg")]
+    names = ["error-time", "figure1", "figure1-ratio", "speed"]
+    assert {file.name for file in figures.iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg")}
     for name in names:
         svg = (figures / f"{name}.svg").read_text(encoding="utf-8")
         assert ElementTree.fromstring(svg).tag.endswith("svg")
@@ -44,6 +44,21 @@ def test_several_files_of_several_kinds_make_one_page(tmp_path: Path, capsys: py
         assert (figures / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "initialized, n = 64" in (figures / "error-time.svg").read_text(encoding="utf-8")
     assert (figures / "figure1.svg").read_text(encoding="utf-8").count("sample size d") == 2
+
+
+def test_pictures_of_some_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = write(tmp_path / "a.jsonl", approx_records(lengths=(64,), samples=(8, 16), trials=1))
+    arguments = ["report", "--records", str(records), "--out", str(tmp_path / "r.html"), "--figures", str(tmp_path)]
+    assert cli.main([*arguments, "--methods", "vmean", "skeinformer"]) == 0
+    svg = (tmp_path / "figure1.svg").read_text(encoding="utf-8")
+    assert "V-mean" in svg
+    assert "Linformer" not in svg
+    assert "Linformer" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert cli.main([*arguments, "--methods", "vmean", "skeinformer:num_pilots=7"]) == 2
+    assert "no records of skeinformer:num_pilots=7" in capsys.readouterr().err
+    assert cli.main([*arguments, "--methods", "vmeen"]) == 2
+    assert "vmean" in capsys.readouterr().err
 
 
 def test_the_footer_is_short_and_says_how_it_was_made(tmp_path: Path) -> None:
@@ -87,6 +102,14 @@ def test_pictures_that_the_records_do_not_have_are_an_error(tmp_path: Path, caps
     arguments = ["report", "--records", str(path), "--out", str(tmp_path / "r.html"), "--figures", str(tmp_path / "f")]
     assert cli.main(arguments) == 2
     assert "no picture shows these records" in capsys.readouterr().err
+
+
+def test_a_folder_in_the_place_of_the_page_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.jsonl", [demo_record()])
+    assert cli.main(["report", "--records", str(path), "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder" in capsys.readouterr().err
+    assert cli.main(["report", "--records", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"skein: {tmp_path}: Is a directory\n"
 
 
 def test_every_kind_has_a_section() -> None:

@@ -12,6 +12,7 @@ from skeinformer.records import Record
 from skeinformer.report import number, seconds, size, spread, summary, write_figure, write_report
 from skeinformer.report import page as page_module
 from skeinformer.report.demo import COLUMNS, figure_svg
+from skeinformer.report.format import plus_minus
 from skeinformer.report.svg import INK
 from tests.report.parsed import Page
 
@@ -174,9 +175,15 @@ def test_the_figure_is_the_same_for_the_same_records() -> None:
         (size(3 * 2**20), "3.00 MiB"),
         (size(512), "0.500 KiB"),
         (spread(0.5, 0.01), "0.500 ± 0.010"),
+        (spread(0.0146, 0.0002), "0.0146 ± 0.0002"),
         (spread(0.5, None), "0.500"),
         (spread(1e-7, 1e-8), "1.0e-07"),
         (spread(None, None), ""),
+        (plus_minus(0.0123), "± 0.012"),
+        (plus_minus(4.2), "± 4.2"),
+        (plus_minus(15.3), "± 15"),
+        (plus_minus(0.0), "± 0"),
+        (plus_minus(None), ""),
     ],
 )
 def test_numbers_read_well(shown: str, expected: str) -> None:
