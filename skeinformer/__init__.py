@@ -3,10 +3,13 @@
 from skeinformer.attention import (
     METHODS,
     Attention,
+    ClusterInfo,
+    ClusterNoise,
     SkeinInfo,
     SkeinNoise,
     build,
     choose_num_samples,
+    cluster_attention,
     skein_attention,
 )
 from skeinformer.sketch import SKETCHES, Sketch, draw
@@ -17,11 +20,14 @@ __all__ = [
     "METHODS",
     "SKETCHES",
     "Attention",
+    "ClusterInfo",
+    "ClusterNoise",
     "SkeinInfo",
     "SkeinNoise",
     "Sketch",
     "build",
     "choose_num_samples",
+    "cluster_attention",
     "draw",
     "skein_attention",
 ]

@@ -35,12 +35,13 @@ def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> Non
             raise TypeError(f"{owner} has no option {name!r}{_suggest(name, known)} Its options: {options}.")
 
 
-def check_count(argument: str, value: object) -> None:
-    """Raise unless `value` is an integer of at least 1."""
+def check_count(argument: str, value: object, at_least: int = 1) -> None:
+    """Raise unless `value` is an integer of at least 1, or another bound."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{argument} must be an integer of at least 1, got {value!r} of type {type(value).__name__}")
-    if index(value) < 1:
-        raise ValueError(f"{argument} must be at least 1, got {value}")
+        expected = f"an integer of at least {at_least}"
+        raise TypeError(f"{argument} must be {expected}, got {value!r} of type {type(value).__name__}")
+    if index(value) < at_least:
+        raise ValueError(f"{argument} must be at least {at_least}, got {value}")
 
 
 def check_number(argument: str, value: object, expected: str = "a finite number") -> float:

@@ -5,6 +5,9 @@ whole rows are copied several times faster than `gather` and `scatter` move thei
 on a CPU and no gradient; elsewhere `gather` and `scatter` do the same.
 """
 
+from collections.abc import Iterator
+from itertools import product
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -27,6 +30,15 @@ def is_one_batch(x: Tensor) -> bool:
     """Whether (..., n, p) is (B, n, p) without a copy. Heads that lie beside each other in a row of tokens are not."""
     leading = range(x.dim() - 3)
     return all(x.stride(dim) == x.stride(dim + 1) * x.shape[dim + 1] or x.shape[dim] == 1 for dim in leading)
+
+
+def heads(x: Tensor) -> Iterator[tuple[int, ...]]:
+    """The indices of the leading dimensions of x (..., n, p).
+
+    Work on one head at a time leaves only small results behind; one as large as x lies in fresh memory, which costs
+    more than most sums over it.
+    """
+    return product(*(range(extent) for extent in x.shape[:-2]))
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:

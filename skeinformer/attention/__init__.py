@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from skeinformer.attention.base import Attention
 from skeinformer.attention.block_sparse import BigBird, BlockBert, Longformer, SparseTransformer
 from skeinformer.attention.budget import choose_num_samples
+from skeinformer.attention.cluster import Cluster, ClusterInfo, ClusterNoise, cluster_attention
 from skeinformer.attention.exact import Softmax, VMean
 from skeinformer.attention.informer import Informer
 from skeinformer.attention.linear import LinearTransformer, Performer
@@ -169,6 +170,14 @@ METHODS: dict[str, Method] = {
     "skeinformer_no_norm": _skein("no row normalization", row_norm="none", reuse_pilots=False),
     "skeinformer_simple_norm": _skein("normalized over the selected columns", row_norm="simple", reuse_pilots=False),
     "skeinformer_no_reuse": _skein("pilot rows not written to the output", reuse_pilots=False),
+    "cluster": Method(
+        Cluster,
+        "attention over weighted means of clusters of keys, and a linear term for what they miss",
+        "this library",
+        "O(n d p)",
+        "d >= m",
+        random=True,
+    ),
 }
 
 
@@ -184,6 +193,9 @@ def build(name: str, *, head_dim: int, max_len: int | None = None, budget: int =
 __all__ = [
     "METHODS",
     "Attention",
+    "Cluster",
+    "ClusterInfo",
+    "ClusterNoise",
     "Method",
     "SkeinInfo",
     "SkeinNoise",
@@ -191,5 +203,6 @@ __all__ = [
     "VirtualKeys",
     "build",
     "choose_num_samples",
+    "cluster_attention",
     "skein_attention",
 ]

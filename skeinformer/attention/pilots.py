@@ -39,6 +39,7 @@ class Pilots(NamedTuple):
     output: Tensor  # (b, h, P, p_v), B_J V
     normalizer: Tensor  # (b, h, P), log of the row sums of A
     log_square: Tensor | None = None  # (b, h, n), log sum_J b_ji^2 where it came with the rest
+    mass: Tensor | None = None  # (b, h, n), mean_J b_ji where it was asked for and came with the rest
 
 
 def top(score: Tensor, k: int) -> Selection:
@@ -56,30 +57,34 @@ def uniform_rows(u: Tensor, mask: Tensor | None, k: int) -> Selection:
     return top(u if mask is None else u.where(mask, -torch.inf), k)
 
 
-def compute_pilots(query: Tensor, rows: Selection, source: VirtualKeys, scale: float) -> Pilots:
+def compute_pilots(
+    query: Tensor, rows: Selection, source: VirtualKeys, scale: float, *, with_mass: bool = False
+) -> Pilots:
     """B_J V and the row sums, lines 2 and 3. Time O(P n p), memory O((P + n) p).
 
     Where the rows of a head fit into the cache, no gradient is recorded and the precision is that of statistics, they
-    are formed: each score is computed once, for the output and for Eq. (5). Else they stay inside the fused kernel.
+    are formed: each score is computed once, for the output, for Eq. (5) and for the columns' mass if that is asked for.
+    Else they stay inside the fused kernel.
     """
     queries = gather_rows(query, rows.indices)  # (b, h, P, p)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (query, source.keys, source.values))
     small = queries.shape[-2] * source.keys.shape[-2] <= HELD
     if small and not recorded and plain_cpu(query) and query.dtype == statistics_dtype(query):
-        return Pilots(rows, queries, *_form_rows(queries, rows.live, source, scale))
+        return Pilots(rows, queries, *_form_rows(queries, rows.live, source, scale, with_mass))
     output, normalizer = attend_with_normalizer(queries, source, scale)
     return Pilots(rows, queries, output, normalizer)
 
 
 def _form_rows(
-    queries: Tensor, live: Tensor, source: VirtualKeys, scale: float
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """B_J V, the normalizers, and log sum_J b_ji^2 over live pilots, or None where it is too small for its precision.
+    queries: Tensor, live: Tensor, source: VirtualKeys, scale: float, with_mass: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """B_J V, the normalizers, log sum_J b_ji^2 over live pilots, or None where it is too small for its precision, and
+    mean_J b_ji if asked for.
 
     A few heads at a time, one per thread or more, in one piece of memory: a fresh one costs more than a sum.
     """
     if queries.dim() == 4 and not (is_one_batch(source.keys) and is_one_batch(source.values)):
-        return _form_rows_by_example(queries, live, source, scale)
+        return _form_rows_by_example(queries, live, source, scale, with_mass)
     *batch, num_pilots, width = queries.shape
     m, p_v = source.values.shape[-2:]
     queries = queries.reshape(-1, num_pilots, width) * scale  # (B, P, p)
@@ -89,6 +94,8 @@ def _form_rows(
     output = values.new_empty(len(queries), num_pilots, p_v)
     normalizer = values.new_empty(len(queries), num_pilots, 1)
     squares = values.new_empty(len(queries), 1, m)
+    mass = values.new_empty(len(queries), 1, m) if with_mass else None
+    live = live.reshape(-1, num_pilots, 1)
     heads = min(max(CACHED // (num_pilots * m), torch.get_num_threads()), 8 * HELD // (num_pilots * m), len(queries))
     held = values.new_empty(heads, num_pilots, m)
     for i in range(0, len(queries), heads):
@@ -105,29 +112,33 @@ def _form_rows(
             row_sum.masked_fill_(row_sum == 0, 1)
         torch.bmm(scores, values[at], out=output[at]).div_(row_sum)
         torch.add(largest, row_sum.log(), out=normalizer[at])
-        inverse_square = row_sum.reciprocal_().square_().mul_(live.reshape(-1, num_pilots, 1)[at])
-        torch.bmm(inverse_square.mT, scores.square_(), out=squares[at])
+        inverse = row_sum.reciprocal_().mul_(live[at])
+        if mass is not None:
+            torch.bmm(inverse.mT, scores, out=mass[at])
+        torch.bmm(inverse.square_().mT, scores.square_(), out=squares[at])
     faint = squares < FAINT if log_weight is None else (squares < FAINT) & (log_weight > -torch.inf)
     log_square = None if bool(faint.any()) else squares.log_()
     if log_square is not None and log_weight is not None:
         log_square -= 2 * log_weight.where(log_weight > -torch.inf, 0)
     shape = (*batch, num_pilots)
     log_square = None if log_square is None else log_square.view(*batch, m)
-    return output.view(*shape, p_v), normalizer.view(shape), log_square
+    mass = None if mass is None else mass.div_(live.sum(-2, keepdim=True).clamp(min=1)).view(*batch, m)
+    return output.view(*shape, p_v), normalizer.view(shape), log_square, mass
 
 
 def _form_rows_by_example(
-    queries: Tensor, live: Tensor, source: VirtualKeys, scale: float
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    queries: Tensor, live: Tensor, source: VirtualKeys, scale: float, with_mass: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """`_form_rows`, one example after the other: keys and values need not be copied into one batch."""
     parts = []
     for i in range(len(queries)):
         log_weight = None if source.log_weight is None else source.log_weight[i]
-        parts.append(_form_rows(queries[i], live[i], VirtualKeys(source.keys[i], source.values[i], log_weight), scale))
-    outputs, normalizers, squares = zip(*parts, strict=True)
-    known = [square for square in squares if square is not None]
-    log_square = torch.stack(known) if len(known) == len(parts) else None
-    return torch.stack(outputs), torch.stack(normalizers), log_square
+        example = VirtualKeys(source.keys[i], source.values[i], log_weight)
+        parts.append(_form_rows(queries[i], live[i], example, scale, with_mass))
+    outputs, normalizers, *columns = zip(*parts, strict=True)
+    known = [[column for column in of_all if column is not None] for of_all in columns]
+    log_square, mass = (torch.stack(of_all) if len(of_all) == len(parts) else None for of_all in known)
+    return torch.stack(outputs), torch.stack(normalizers), log_square, mass
 
 
 @torch.no_grad()
@@ -147,20 +158,35 @@ def log_importance(pilots: Pilots, source: VirtualKeys, scale: float) -> Tensor:
 
 
 @torch.no_grad()
-def log_column_squares(pilots: Pilots, keys: Tensor, scale: float) -> Tensor:
-    """log sum_J exp(s q_J . k_i)^2 / (row sum of J)^2 for every key, (..., n): what each column weighs to the pilots.
+def column_mass(pilots: Pilots, source: VirtualKeys, scale: float) -> Tensor:
+    """mean_J b_ji, what the live pilots give to each slot on average: (b, h, n), 0 for empty slots."""
+    if pilots.mass is not None:
+        return pilots.mass
+    count = pilots.rows.live.sum(-1, keepdim=True).clamp(min=1)  # (b, h, 1)
+    log_mass = log_column_sums(pilots, source.keys, scale, power=1) + source.log_weights() - count.log()
+    return log_mass.exp().where(pilots.rows.live.any(-1, keepdim=True), 0)
 
-    It is the normalizer of attention the other way round: keys ask, pilot queries answer, with scale 2s and log weights
-    -2 log(row sum). On a CPU it is summed over pieces of the keys that stay in the cache; in a compiled graph, where
-    pieces would tie it to one n, and elsewhere the fused kernel does it, with a product too many.
+
+def log_column_squares(pilots: Pilots, keys: Tensor, scale: float) -> Tensor:
+    """log sum_J (exp(s q_J . k_i) / (row sum of J))^2 for every key, (..., n): what each column weighs in Eq. (5)."""
+    return log_column_sums(pilots, keys, scale, power=2)
+
+
+@torch.no_grad()
+def log_column_sums(pilots: Pilots, keys: Tensor, scale: float, *, power: int) -> Tensor:
+    """log sum_J (exp(s q_J . k_i) / (row sum of J))^power over live pilots for every key: (..., n).
+
+    It is the normalizer of attention the other way round: keys ask, pilot queries answer, with scale and log weights
+    -log(row sum) times the power. On a CPU it is summed over pieces of the keys that stay in the cache; in a compiled
+    graph, where pieces would tie it to one n, and elsewhere the fused kernel does it, with a product too many.
     """
     dtype = statistics_dtype(keys)
-    log_weight = torch.where(pilots.rows.live, -2 * pilots.normalizer.to(dtype), -torch.inf)  # (..., P)
+    log_weight = torch.where(pilots.rows.live, -power * pilots.normalizer.to(dtype), -torch.inf)  # (..., P)
     if not plain_cpu(keys):
         transposed = VirtualKeys(pilots.queries, pilots.queries, log_weight)
-        return attend_with_normalizer(keys, transposed, 2 * scale)[1]
+        return attend_with_normalizer(keys, transposed, power * scale)[1]
     *batch, num_pilots, width = pilots.queries.shape
-    queries = pilots.queries.to(dtype).reshape(-1, num_pilots, width) * (2 * scale)  # (B, P, p)
+    queries = pilots.queries.to(dtype).reshape(-1, num_pilots, width) * (power * scale)  # (B, P, p)
     log_weight = log_weight.clamp(min=EMPTY).reshape(-1, num_pilots, 1)  # (B, P, 1)
     log_square = log_weight.new_empty(len(queries), keys.shape[-2])  # (B, n)
     step = max(CACHED // (len(queries) * num_pilots), 64)

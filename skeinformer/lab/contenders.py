@@ -41,6 +41,7 @@ LABELS = {
     "skeinformer_no_norm": "Skeinformer, no row normalization",
     "skeinformer_simple_norm": "Skeinformer, simple row normalization",
     "skeinformer_no_reuse": "Skeinformer, no pilot reutilization",
+    "cluster": "Cluster sketch",
     "sparse_transformer": "Sparse Transformer",
     "linear_transformer": "Linear Transformer",
     "srht": "SRHT",

@@ -13,7 +13,8 @@ from skeinformer.attention.base import Attention
 
 COMMAND = "python -m skeinformer.lab.methods_page docs/methods.md"
 COMMON = ("head_dim", "max_len", "budget", "seed")
-PAGES = {"sketched": "sketches.md", "skeinformer": "skeinformer.md"}  # methods with a page of their own
+# methods with a page of their own
+PAGES = {"sketched": "sketches.md", "skeinformer": "skeinformer.md", "cluster": "cluster.md"}
 INTRODUCTION = """\
 # Methods
 

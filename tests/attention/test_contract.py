@@ -36,11 +36,13 @@ from tests.helpers import (
     random_mask,
     relative_error,
     tensors,
+    variants_of,
 )
 
 # Selection carries no gradient, but importance probabilities enter these outputs as weights 1/(d p_i), so a finite
 # difference sees them move. Their gradients are compared with the transcription, at fixed p, in test_skein.py.
-WEIGHTS_MOVE = {"skeinformer_no_norm", "skeinformer-none-reuse"}
+# So do the mass, the log weights and the linear term's factor of the cluster sketch: test_cluster.py.
+WEIGHTS_MOVE = {"skeinformer_no_norm", "skeinformer-none-reuse"} | variants_of("cluster")
 # no sketch size
 NO_BUDGET = {"softmax", "softmax_dropout", "vmean", "linear_transformer"}
 # Means of neighbours say little where tokens have no order, and the error that the iterated inverse leaves does not

@@ -1,0 +1,300 @@
+"""Clusters of keys: who belongs to whom, what a cluster weighs, and the linear term for what its mean misses.
+
+With w_j = mean_J b_Jj the mass that the pilot rows J give to key j, c(j) the cluster of key j and W_c its mass,
+
+    k_c = sum_{c(j) = c} w_j k_j / W_c        v_c = sum_{c(j) = c} w_j v_j / W_c
+    log weight of c = log( W_c / mean_J exp(s q_J . k_c - lse_J) )
+    C = sum_j w_j (k_j - k_c(j)) (v_j - v_c(j))^T
+
+docs/cluster.md derives them. Clusters, mass, log weights and the linear term's factor carry no gradient; keys and
+values do, through the means and through C.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skeinformer.attention.merge import Sloped
+from skeinformer.attention.pilots import (
+    CACHED,
+    Pilots,
+    Selection,
+    column_mass,
+    log_importance,
+    sample_without_replacement,
+)
+from skeinformer.attention.virtual_keys import VirtualKeys
+from skeinformer.rows import add_rows_, gather_rows, heads, is_one_batch, plain_cpu
+
+UNSEEN = 1e-30  # the mass of a key that no pilot sees: among its like it counts, beside others it does not
+SAMPLE = 8  # keys per cluster that the Lloyd steps see
+SEEN = 1e-24  # a cluster that weighs less to the pilots is counted, not calibrated
+PIECE = CACHED // 4  # distances that are worked on at a time
+LARGE = 1e30  # turns a difference of scores into more than the number of a cluster
+
+
+class ClusterMerge(NamedTuple):
+    """The means of clusters as linear maps with one non-zero per column, and how the slope depends on keys and values.
+
+    The slope is G = a s C; its gradient reaches both keys and values.
+    """
+
+    assignment: Tensor  # (b, h, n), the cluster of each key
+    weight: Tensor  # (b, h, n), w; 0 for an empty slot
+    total: Tensor  # (b, h, d), W; above 0
+    rate: Tensor | None = None  # (b, h, 1, 1), a s
+    center: Tensor | None = None  # (b, h, 1, p), mean q_J
+
+    def keys(self, key: Tensor) -> Tensor:
+        sums = _sums(key.to(self.weight.dtype) * self.weight[..., None], self.assignment, self.total.shape[-1])
+        return (sums / self.total[..., None]).to(key.dtype)
+
+    def values(self, value: Tensor) -> Tensor:
+        return self.keys(value)
+
+    def add_key_gradient_(self, total: Tensor, gradient: Tensor) -> None:
+        of_cluster = gradient.to(self.weight.dtype) / self.total[..., None]  # (b, h, d, p)
+        for at in heads(total):
+            self._add_(total[at], of_cluster[at].index_select(0, self.assignment[at]), self.weight[at])
+
+    def add_value_gradient_(self, total: Tensor, gradient: Tensor) -> None:
+        self.add_key_gradient_(total, gradient)
+
+    def add_gradients_(
+        self, totals: tuple[Tensor, Tensor], key: Tensor, value: Tensor, virtual: Sloped, gradients: Sloped
+    ) -> None:
+        """dk_j += w_j (dk_c / W_c + dC (v_j - v_c)), dv_j += w_j (dv_c / W_c + dC^T (k_j - k_c))."""
+        assert self.rate is not None
+        assert self.center is not None
+        dtype = self.weight.dtype
+        keys, values, slope, d_keys, d_values, d_slope = (x.to(dtype) for x in (*virtual, *gradients))
+        values = values + self.center @ slope  # the means: virtual values are shifted by the slope's constant
+        d_covariance = self.rate * (d_slope - self.center.mT @ d_values.sum(-2, keepdim=True))  # (b, h, p, p_v)
+        each = self.weight.new_empty(key.shape[-2:])  # of one head, (n, p): one piece of memory
+        for total, other, means, d_means, across in (
+            (totals[0], value, values, d_keys, d_covariance.mT),
+            (totals[1], key, keys, d_values, d_covariance),
+        ):
+            of_cluster = d_means / self.total[..., None] - means @ across  # (b, h, d, p)
+            for at in heads(total):
+                torch.index_select(of_cluster[at], 0, self.assignment[at], out=each)
+                self._add_(total[at], each.addmm_(other[at].to(dtype), across[at]), self.weight[at])
+
+    @staticmethod
+    def _add_(total: Tensor, each: Tensor, weight: Tensor) -> None:
+        if total.dtype == weight.dtype:
+            total.addcmul_(weight[:, None], each)
+        else:  # small weights and large sums meet in the wider precision
+            total += each.mul_(weight[:, None]).to(total.dtype)
+
+
+class Moments(NamedTuple):
+    """First moments of keys and values in clusters, and their covariance within clusters."""
+
+    assignment: Tensor  # (b, h, n), the cluster of each key
+    total: Tensor  # (b, h, d), W; above 0
+    keys: Tensor  # (b, h, d, p), k_c
+    values: Tensor  # (b, h, d, p_v), v_c
+    covariance: Tensor | None  # (b, h, p, p_v), C
+
+
+class Clusters(NamedTuple):
+    """What stands for a set of keys and values: attention over `virtual`, plus Q times `slope`."""
+
+    merge: ClusterMerge
+    virtual: VirtualKeys  # (b, h, d, p); its values hold the constant part of the linear term
+    slope: Tensor | None  # (b, h, p, p_v), None without the linear term
+
+
+def merge_clusters(
+    pilots: Pilots, source: VirtualKeys, u: Tensor, d: int, *, num_steps: int, first_order: bool, scale: float
+) -> Clusters:
+    """At most d clusters of the slots of `source`; where there are no more than d, each has its own.
+
+    u: uniform numbers (b, h, n), one per slot. Time O(n d p) for each step, memory O(n p).
+    """
+    n = source.keys.shape[-2]
+    log_weights = source.log_weights()
+    largest = log_weights.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
+    live, share = log_weights > -torch.inf, (log_weights - largest).exp()  # (b, h, n)
+    # whether each has its own, (b, h, 1); None where that is known not to be so
+    full = None if n > d and source.log_weight is None else live.sum(-1, keepdim=True) <= d
+    d = min(d, n)
+    sample = sample_without_replacement(log_importance(pilots, source, scale), u, SAMPLE * d if num_steps else d)
+    weight = (column_mass(pilots, source, scale) + UNSEEN * share.clamp(min=1e-6)).where(live, 0)
+    weight = weight if full is None else torch.where(full, live.to(weight.dtype), weight)
+    moments = find_moments(source, weight, sample, d, full, num_steps, first_order and n > d)
+    merge = ClusterMerge(moments.assignment, weight, moments.total)
+    keys, values = moments.keys.to(source.keys.dtype), moments.values
+    log_count = largest + _total(share, merge.assignment, d).log()  # (b, h, d)
+    log_weight = calibrate(pilots, keys, merge.total, log_count, scale)
+    if full is not None:
+        own = log_weights.gather(-1, sample.indices[..., :d]).where(sample.live[..., :d], -torch.inf)
+        log_weight = torch.where(full, own, log_weight)
+    slope = None
+    if moments.covariance is not None:
+        center = mean_query(pilots)
+        factor = fit_factor(pilots, center, VirtualKeys(keys, values, log_weight), moments.covariance, scale)
+        factor = factor if full is None else torch.where(full, 0, factor)
+        rate = scale * factor[..., None]  # (b, h, 1, 1)
+        merge, slope = merge._replace(rate=rate, center=center), rate * moments.covariance
+        values = values - center @ slope
+    return Clusters(merge, VirtualKeys(keys, values.to(source.values.dtype), log_weight), slope)
+
+
+def find_moments(
+    source: VirtualKeys,
+    weight: Tensor,
+    sample: Selection,
+    d: int,
+    full: Tensor | None,
+    num_steps: int,
+    with_covariance: bool,
+) -> Moments:
+    """Every slot to its cluster, and the clusters' moments. Where `full`, the first d of the sample have their own."""
+    keys, values, _ = source
+    assignment = torch.zeros_like(weight, dtype=torch.long)
+    if keys.shape[-2] > d:
+        places = keys.detach().to(weight.dtype)
+        assignment = nearest(places, find_centers(places, sample, d, num_steps))
+    if full is not None:
+        chosen = sample.indices[..., :d]
+        own = assignment.scatter(-1, chosen, torch.arange(d, device=chosen.device).expand_as(chosen))
+        assignment = torch.where(full, own, assignment)
+    total, width = _total(weight, assignment, d), keys.shape[-1]
+    sums, product = weighted_sums(keys, values, weight, assignment, d, with_covariance)
+    means = sums / total[..., None]
+    key_means, value_means = means[..., :width], means[..., width:]
+    covariance = None if product is None else product - sums[..., :width].mT @ value_means
+    return Moments(assignment, total, key_means, value_means, covariance)
+
+
+def weighted_sums(
+    keys: Tensor, values: Tensor, weight: Tensor, assignment: Tensor, d: int, with_product: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Sums over clusters of w_j [k_j, v_j], (b, h, d, p + p_v), and sum_j w_j k_j v_j^T, (b, h, p, p_v), if asked for.
+
+    Gradients flow to keys and values; where none is recorded it goes by heads.
+    """
+    dtype, width = weight.dtype, keys.shape[-1]
+    if not plain_cpu(keys) or (torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad)):
+        values = values.to(dtype)
+        both = torch.cat([keys.to(dtype), values], -1) * weight[..., None]  # (b, h, n, p + p_v)
+        return _sums(both, assignment, d), both[..., :width].mT @ values if with_product else None
+    sums = weight.new_zeros(*keys.shape[:-2], d, width + values.shape[-1])
+    product = weight.new_empty(*keys.shape[:-2], width, values.shape[-1]) if with_product else None
+    both = weight.new_empty(keys.shape[-2], sums.shape[-1])  # one piece of memory: a fresh one costs more than a sum
+    for at in heads(keys):
+        torch.mul(keys[at], weight[at][:, None], out=both[:, :width])
+        torch.mul(values[at], weight[at][:, None], out=both[:, width:])
+        sums[at].index_add_(0, assignment[at], both)
+        if product is not None:
+            torch.mm(both[:, :width].mT, values[at].to(dtype), out=product[at])
+    return sums, product
+
+
+@torch.no_grad()
+def find_centers(keys: Tensor, sample: Selection, d: int, num_steps: int) -> Tensor:
+    """The first d keys of a sample in order of rank, moved by Lloyd steps (1982) over the sample: (b, h, d, p).
+
+    Time O(m d p) for a sample of m.
+    """
+    points, weight = gather_rows(keys, sample.indices), sample.live.to(keys.dtype)  # (b, h, m, p), (b, h, m)
+    centers, points = points[..., :d, :], points * weight[..., None]
+    for _ in range(num_steps):
+        assignment = nearest(points, centers)
+        total = _total(weight, assignment, d)[..., None]
+        centers = torch.where(total > _tiny(total), _sums(points, assignment, d) / total, centers)
+    return centers
+
+
+@torch.no_grad()
+def nearest(keys: Tensor, centers: Tensor) -> Tensor:
+    """argmin_c |k - c|: (..., n, p), (..., d, p) -> (..., n).
+
+    On a CPU over pieces of the keys whose distances stay in the cache, and without the slow argmax: less the largest
+    score and times a large number, all but the nearest are far below zero, and the largest of that plus the number of
+    the center is the number of the nearest.
+    """
+    half_norm = centers.square().sum(-1) / 2  # (..., d)
+    if not plain_cpu(keys):
+        return (keys @ centers.mT - half_norm[..., None, :]).argmax(-1)
+    if keys.dim() == 4 and not is_one_batch(keys):  # one example after the other: keys need not be copied
+        return torch.stack([nearest(keys[i], centers[i]) for i in range(len(keys))])
+    *batch, n, width = keys.shape
+    d = centers.shape[-2]
+    keys, centers, offset = keys.reshape(-1, n, width), centers.reshape(-1, d, width), -half_norm.reshape(-1, d, 1)
+    last = torch.arange(d - 1, -1, -1, dtype=keys.dtype)[:, None]  # (d, 1): counted from the end, the first is largest
+    found = keys.new_empty(len(keys), n)
+    step = min(max(PIECE // d, 64), n)  # keys at a time, of so many heads
+    count = max(PIECE // (d * step), 1) if step == n else 1
+    held = keys.new_empty(count * d * step)  # one piece of memory: a fresh one costs more than a sum
+    for i in range(0, len(keys), count):
+        at = slice(i, i + count)
+        for piece, result in zip(torch.split(keys[at], step, 1), torch.split(found[at], step, 1), strict=True):
+            scores = held[: len(piece) * d * piece.shape[1]].view(len(piece), d, -1)  # (count, d, step)
+            torch.baddbmm(offset[at], centers[at], piece.mT, out=scores)
+            scores.sub_(scores.amax(1, keepdim=True))
+            torch.amax(torch.add(last, scores, alpha=LARGE, out=scores), 1, out=result)
+    return found.nan_to_num_().neg_().add_(d - 1).clamp_(0, d - 1).long().view(*batch, n)
+
+
+@torch.no_grad()
+def calibrate(pilots: Pilots, keys: Tensor, total: Tensor, log_count: Tensor, scale: float) -> Tensor:
+    """log( W_c / mean_J exp(s q_J . k_c - lse_J) ): (b, h, d). -inf for an empty cluster.
+
+    With it the pilots give each cluster on average what they give to its keys. A cluster that they hardly see counts
+    its keys.
+    """
+    live = pilots.rows.live[..., None]  # (b, h, P, 1)
+    log_seen = _pilot_scores(pilots, keys, total.dtype, scale).where(live, -torch.inf).logsumexp(-2)
+    log_seen = log_seen - live.sum(-2).clamp(min=1).log()
+    seen = (total > SEEN) & (log_seen.exp() > SEEN)
+    log_weight = torch.where(seen, total.log() - log_seen, log_count)
+    return log_weight.where(total > _tiny(total), -torch.inf)
+
+
+@torch.no_grad()
+def mean_query(pilots: Pilots) -> Tensor:
+    """The mean of the live pilot queries: (b, h, 1, p)."""
+    live = pilots.rows.live[..., None]  # (b, h, P, 1)
+    queries = pilots.queries.to(torch.promote_types(pilots.queries.dtype, torch.float32))
+    return (queries * live).sum(-2, keepdim=True) / live.sum(-2, keepdim=True).clamp(min=1)
+
+
+@torch.no_grad()
+def fit_factor(pilots: Pilots, center: Tensor, virtual: VirtualKeys, covariance: Tensor, scale: float) -> Tensor:
+    """The a in [0, 1] for which a s (q_J - mean q_J) C is nearest to what attention over `virtual` misses: (b, h, 1).
+
+    It keeps the linear term out where attention is too peaked for it.
+    """
+    dtype = covariance.dtype
+    scores = _pilot_scores(pilots, virtual.keys, dtype, scale) + virtual.log_weights()[..., None, :]  # (b, h, P, d)
+    weights = (scores - scores.amax(-1, keepdim=True).clamp(min=-LARGE)).exp()
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=_tiny(weights))
+    missed = pilots.output.to(dtype) - weights @ virtual.values.to(dtype)  # (b, h, P, p_v)
+    term = scale * (pilots.queries.to(dtype) - center) @ covariance * pilots.rows.live[..., None]
+    size = term.square().sum((-2, -1))[..., None]  # (b, h, 1)
+    factor = (missed * term).sum((-2, -1))[..., None] / size.clamp(min=_tiny(size))
+    return factor.clamp(0, 1)
+
+
+def _pilot_scores(pilots: Pilots, keys: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """s q_J . k_c - lse_J: (b, h, P, d)."""
+    return scale * (pilots.queries.to(dtype) @ keys.to(dtype).mT) - pilots.normalizer.to(dtype)[..., None]
+
+
+def _sums(x: Tensor, assignment: Tensor, d: int) -> Tensor:
+    """Sums of rows over clusters: (..., n, p) -> (..., d, p)."""
+    return add_rows_(x.new_zeros(*x.shape[:-2], d, x.shape[-1]), assignment, x)
+
+
+def _total(weight: Tensor, assignment: Tensor, d: int) -> Tensor:
+    """Sums of weights over clusters, no less than the smallest number above 0: (..., n) -> (..., d)."""
+    total = weight.new_zeros(*weight.shape[:-1], d).scatter_add_(-1, assignment, weight)
+    return total.clamp(min=_tiny(weight))
+
+
+def _tiny(x: Tensor) -> float:
+    return torch.finfo(x.dtype).tiny

@@ -1,0 +1,236 @@
+"""What each part of the cluster sketch is worth: `python -m skeinformer.lab.cluster_study TEXT [n]`.
+
+On queries, keys and values of MiniLM (layers 0 to 5 pretrained, layer 0 initialized) every variant's relative spectral
+error, mean over heads and draws, is divided by that of Skeinformer with 256 columns and 256 pilots. `variant` is the
+sketch with everything in dense matrices and a knob for each choice: to be read and measured, not to be fast.
+"""
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from skeinformer.attention import ClusterNoise, build, skein_attention
+from skeinformer.attention.cluster import draw_cluster_noise
+from skeinformer.attention.clusters import SAMPLE
+from skeinformer.lab.measure import exact_attention, spectral_error
+from skeinformer.lab.pretrained import pretrained_qkv
+from skeinformer.noise import from_generator, gumbel
+
+DRAWS = 2
+SIZES: tuple[dict[str, int], ...] = ({"d": 32, "num_pilots": 16}, {"d": 128, "num_pilots": 64})
+CHANGES: dict[str, dict[str, Any]] = {
+    "the sketch": {},
+    "no linear term": {"linear": "off"},
+    "linear term not centered": {"linear": "uncentered"},
+    "linear term, factor 1": {"linear": "whole"},
+    "log weight: number of keys": {"log_weight": "count"},
+    "log weight: number and variance": {"log_weight": "variance"},
+    "means not weighted by mass": {"weighted": False},
+    "centers: uniform": {"centers": "uniform"},
+    "centers: by mass": {"centers": "mass"},
+    "centers: k-means++ by mass": {"centers": "plus_plus"},
+    "no Lloyd step": {"steps": 0},
+    "3 Lloyd steps": {"steps": 3},
+    "1 Lloyd step over all keys": {"sample": None},
+    "metric of the pilots": {"metric": "pilots"},
+    "metric of all queries, centered": {"metric": "queries"},
+    "distance in keys and values": {"value_share": 0.5},
+    "keys projected to 8 dimensions": {"project": 8},
+    "d/4 heaviest keys kept": {"heavy": 0.25},
+    "values by ridge on the pilots": {"ridge": 0.1},
+}
+
+
+def variant(
+    query: Tensor,  # (h, n, p)
+    key: Tensor,
+    value: Tensor,
+    noise: ClusterNoise,  # (h, n) each
+    *,
+    d: int,
+    num_pilots: int,
+    steps: int = 1,
+    sample: int | None = SAMPLE,
+    centers: str = "importance",
+    metric: str = "plain",
+    value_share: float = 0.0,
+    project: int | None = None,
+    weighted: bool = True,
+    heavy: float = 0.0,
+    log_weight: str = "calibrated",
+    linear: str = "fitted",
+    ridge: float = 0.0,
+) -> Tensor:
+    """The cluster sketch with one choice or another, (h, n, p), by dense matrices. The defaults are the library's."""
+    h, n, p = query.shape
+    scale = 1 / math.sqrt(p)
+    rows = noise.pilots.topk(num_pilots, -1).indices  # (h, P)
+    pilots = query.gather(1, rows[..., None].expand(-1, -1, p))  # (h, P, p)
+    scores = scale * pilots @ key.mT
+    normalizer = scores.logsumexp(-1, keepdim=True)  # (h, P, 1)
+    B_J = (scores - normalizer).exp()  # (h, P, n)
+    exact, mass = B_J @ value, B_J.mean(1)
+    weight = mass if weighted else torch.full_like(mass, 1 / n)
+    space = _space(query, pilots, key, value, weight, metric, value_share, project)  # (h, n, r)
+    log_probability = {
+        "importance": B_J.square().sum(1).log() / 2 + value.norm(dim=-1).log(),
+        "uniform": torch.zeros_like(mass),
+        "mass": mass.log(),
+        "plus_plus": mass.log(),
+    }[centers]
+    ranked = (log_probability + gumbel(noise.centers)).argsort(-1, descending=True)  # (h, n)
+    ranked = ranked if sample is None else ranked[:, : sample * d]
+    points = _take(space, ranked)
+    found = _plus_plus(space, mass, d) if centers == "plus_plus" else points[:, :d]
+    for _ in range(steps):
+        members = F.one_hot(_nearest(points, found), d).to(space)  # (h, m, d)
+        total = members.sum(1)[..., None]
+        found = torch.where(total > 0, members.mT @ points / total.clamp(min=1), found)
+    assignment = _nearest(space, found)
+    kept = int(heavy * d)
+    if kept:  # the clusters of lowest number give way to single keys
+        assignment = _nearest(space, found[:, kept:]) + kept
+        assignment.scatter_(1, mass.topk(kept, -1).indices, torch.arange(kept).expand(h, kept))
+    member = F.one_hot(assignment, d).to(key)  # (h, n, d)
+    total = (member * weight[..., None]).sum(1)  # (h, d)
+    share = (member * weight[..., None] / total.clamp(min=1e-30)[:, None]).mT  # (h, d, n)
+    keys, values, count = share @ key, share @ value, member.sum(1)
+    pilot_scores = scale * pilots @ keys.mT - normalizer  # (h, P, d)
+    log_weights = count.log()
+    if log_weight == "calibrated":
+        log_weights = (mass[:, None] @ member)[:, 0].log() - (pilot_scores.logsumexp(1) - math.log(num_pilots))
+    elif log_weight == "variance":
+        around = (scale * pilots @ key.mT).square() @ share.mT - (scale * pilots @ keys.mT).square()  # (h, P, d)
+        log_weights = log_weights + around.mean(1) / 2
+    log_weights = log_weights.where(count > 0, -torch.inf)
+    W_J = (pilot_scores + log_weights[:, None]).softmax(-1)  # (h, P, d)
+    if ridge:
+        gram = W_J @ W_J.mT
+        size = ridge * gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+        solved = torch.linalg.solve(gram + size * torch.eye(num_pilots), exact - W_J @ values)
+        values = values + W_J.mT @ solved
+    output = (scale * query @ keys.mT + log_weights[:, None]).softmax(-1) @ values
+    if linear != "off":
+        kc, vc = _take(keys, assignment), _take(share @ value, assignment)
+        covariance = ((key - kc) * weight[..., None]).mT @ (value - vc)  # (h, p, p)
+        center = torch.zeros_like(pilots[:, :1]) if linear == "uncentered" else pilots.mean(1, keepdim=True)
+        term = scale * (query - center) @ covariance
+        at_pilots = scale * (pilots - center) @ covariance
+        along, size = ((exact - W_J @ values) * at_pilots).sum((1, 2)), at_pilots.square().sum((1, 2))
+        factor = torch.ones_like(size) if linear == "whole" else (along / size).clamp(0, 1)
+        output = output + factor[:, None, None] * term
+    return output.scatter(1, rows[..., None].expand_as(exact), exact)
+
+
+def _space(
+    query: Tensor,
+    pilots: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    metric: str,
+    value_share: float,
+    project: int | None,
+) -> Tensor:
+    """Where distances are measured: the keys, mapped and extended."""
+    space = key
+    if metric != "plain":
+        asked = pilots if metric == "pilots" else query - query.mean(1, keepdim=True)
+        values, vectors = torch.linalg.eigh((asked.mT @ asked / asked.shape[1]).double())
+        root = vectors * (values.clamp(min=0) + 1e-4 * values[..., -1:]).sqrt()[:, None]
+        space = key @ root.to(key)
+    if project is not None:
+        directions = torch.randn(key.shape[-1], project, generator=torch.Generator().manual_seed(0))
+        space = space @ directions
+    if value_share:
+        spread = [
+            (weight[..., None] * (x - weight[:, None] @ x).square()).sum((1, 2), keepdim=True) for x in (space, value)
+        ]
+        space = torch.cat([space, value_share * (spread[0] / spread[1]).sqrt() * value], -1)
+    return space
+
+
+def _nearest(x: Tensor, centers: Tensor) -> Tensor:
+    return (x @ centers.mT - centers.square().sum(-1)[:, None] / 2).argmax(-1)
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _plus_plus(x: Tensor, mass: Tensor, d: int) -> Tensor:
+    """k-means++ centers (Arthur and Vassilvitskii 2007): each drawn by mass times squared distance to those before."""
+    generator = torch.Generator().manual_seed(0)
+    centers = _take(x, mass.multinomial(1, generator=generator))
+    distance = (x - centers).square().sum(-1)
+    while centers.shape[1] < d:
+        new = _take(x, (mass * distance).clamp(min=1e-38).multinomial(1, generator=generator))
+        centers, distance = torch.cat([centers, new], 1), torch.minimum(distance, (x - new).square().sum(-1))
+    return centers
+
+
+def study_inputs(text: str, n: int) -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor]]]:
+    """The seven inputs by name."""
+    yield "initialized 0", pretrained_qkv(n, layer=0, text=text, weights="initialized")
+    for layer in range(6):
+        yield f"layer {layer}", pretrained_qkv(n, layer=layer, text=text)
+
+
+def mean_error(output: Tensor, truth: Tensor) -> float:
+    """The relative spectral error, mean over heads."""
+    return float(spectral_error(output, truth).mean())
+
+
+@torch.no_grad()
+def errors_of(query: Tensor, key: Tensor, value: Tensor) -> dict[str, float]:
+    """Errors of V-mean, of the library at both sizes and of every variant, each over Skeinformer's, mean over draws."""
+    truth = exact_attention(query, key, value)
+    errors: dict[str, float] = {"V-mean": mean_error(value.mean(-2, keepdim=True).expand_as(truth), truth)}
+    skein = 0.0
+    for seed in range(DRAWS):
+        generator = torch.Generator().manual_seed(seed)
+        output = skein_attention(query, key, value, num_samples=256, generator=generator)
+        skein += mean_error(output, truth) / DRAWS
+        noise = draw_cluster_noise(query, key, from_generator((1, query.shape[1]), generator=generator))
+        for size in SIZES:
+            d, num_pilots = size["d"], size["num_pilots"]
+            module = build("cluster", head_dim=query.shape[-1], budget=d, num_pilots=num_pilots)
+            outputs = {"library": module(query, key, value, noise=noise)}
+            flat = ClusterNoise(*(x[0] for x in noise))
+            for name, change in CHANGES.items():
+                outputs[name] = variant(query[0], key[0], value[0], flat, **{**size, **change})[None]
+            for name, output in outputs.items():
+                label = f"{d}/{num_pilots} {name}"
+                errors[label] = errors.get(label, 0.0) + mean_error(output, truth) / DRAWS
+    return {name: error / skein for name, error in errors.items()}
+
+
+def table(results: Mapping[str, Mapping[str, float]]) -> str:
+    """Markdown: a row for each variant, a column for each input, and the geometric mean over inputs."""
+    lines = [f"| variant | {' | '.join(results)} | geometric mean |", "|---" * (len(results) + 2) + "|"]
+    for name in next(iter(results.values())):
+        row = [errors[name] for errors in results.values()]
+        mean = math.exp(sum(map(math.log, row)) / len(row))
+        lines.append(f"| {name} | {' | '.join(f'{x:.3f}' for x in row)} | {mean:.3f} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    """Print the table; a line for each input as it is done."""
+    if len(arguments) not in (1, 2):
+        raise SystemExit("expected a text file and perhaps n: python -m skeinformer.lab.cluster_study TEXT [n]")
+    n = int(arguments[1]) if len(arguments) == 2 else 4096
+    results: dict[str, dict[str, float]] = {}
+    for name, inputs in study_inputs(arguments[0], n):
+        results[name] = errors_of(*inputs)
+        print(f"{name}: done", file=sys.stderr, flush=True)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

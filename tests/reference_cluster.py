@@ -1,0 +1,89 @@
+"""The cluster sketch in loops: one head, float64, differentiable where the package is. Written from docs/cluster.md."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tests.reference import Mask, combine, dot, softmax_row, zero_padded
+
+
+def distance(x: Tensor, y: Tensor) -> float:
+    """|x - y|."""
+    return math.sqrt(float(dot(x - y, x - y).detach()))
+
+
+def nearest(x: Tensor, centers: list[Tensor]) -> int:
+    """The first of the nearest centers."""
+    distances = [distance(x, center) for center in centers]
+    return distances.index(min(distances))
+
+
+def lloyd(K: Tensor, sample: list[int], d: int, steps: int) -> list[int]:
+    """The cluster of every key: the first d keys of the sample are centers, each step moves them to means of it."""
+    centers = [K[j] for j in sample[:d]]
+    for _ in range(steps):
+        members: list[list[int]] = [[] for _ in range(d)]
+        for j in sample:
+            members[nearest(K[j], centers)].append(j)
+        for c in range(d):
+            if members[c]:
+                centers[c] = sum((K[j] for j in members[c]), torch.zeros_like(K[0])) / len(members[c])
+    return [nearest(K[j], centers) for j in range(len(K))]
+
+
+def log_row_sum(query: Tensor, K: Tensor, scale: float, key_mask: Mask) -> float:
+    """lse = log sum_j exp(s q . k_j) over real keys."""
+    return math.log(sum(math.exp(float(scale * dot(query, K[j]).detach())) for j in range(len(K)) if key_mask[j]))
+
+
+def cluster_attention(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    pilots: list[int],
+    assignment: list[int],
+    *,
+    scale: float,
+    key_mask: Mask,
+    query_mask: Mask,
+    first_order: bool = True,
+) -> Tensor:
+    """The sketch for given pilots and clusters. Mass, log weights and the factor are numbers without gradient."""
+    real = [j for j in range(len(K)) if key_mask[j]]
+    clusters = sorted({assignment[j] for j in real})
+    B_J = [softmax_row(Q[i], K, scale, key_mask) for i in pilots]
+    exact = [combine(row, V) for row in B_J]
+    w = [sum(float(row[j].detach()) for row in B_J) / len(pilots) for j in range(len(K))]
+    W = {c: sum(w[j] for j in real if assignment[j] == c) for c in clusters}
+    zero_k, zero_v = torch.zeros_like(K[0]), torch.zeros_like(V[0])
+    k = {c: sum((w[j] * K[j] for j in real if assignment[j] == c), zero_k) / W[c] for c in clusters}
+    v = {c: sum((w[j] * V[j] for j in real if assignment[j] == c), zero_v) / W[c] for c in clusters}
+    log_weight = {}
+    for c in clusters:
+        seen = 0.0
+        for i in pilots:
+            seen += math.exp(float(scale * dot(Q[i], k[c]).detach()) - log_row_sum(Q[i], K, scale, key_mask)) / len(
+                pilots
+            )
+        log_weight[c] = math.log(W[c] / seen)
+
+    def over_clusters(query: Tensor) -> Tensor:
+        a = {c: torch.exp(scale * dot(query, k[c]) + log_weight[c]) for c in clusters}
+        total = sum(a.values(), Q.new_zeros(()))
+        return sum((a[c] / total * v[c] for c in clusters), zero_v)
+
+    R = [over_clusters(Q[i]) for i in range(len(Q))]
+    if first_order:
+        C = torch.zeros(len(zero_k), len(zero_v), dtype=torch.float64)
+        for j in real:
+            C = C + w[j] * torch.outer(K[j] - k[assignment[j]], V[j] - v[assignment[j]])
+        mean = sum((Q[i] for i in pilots), torch.zeros_like(Q[0])).detach() / len(pilots)
+        term = [scale * (Q[i] - mean) @ C for i in range(len(Q))]
+        size = sum(float(dot(term[i], term[i]).detach()) for i in pilots)
+        along = sum(float(dot(exact[n] - R[i], term[i]).detach()) for n, i in enumerate(pilots))
+        factor = min(max(along / size, 0), 1) if size else 0
+        R = [R[i] + factor * term[i] for i in range(len(Q))]
+    for n, i in enumerate(pilots):
+        R[i] = exact[n]
+    return zero_padded(R, query_mask)
