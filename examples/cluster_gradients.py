@@ -7,6 +7,7 @@ heads, n = 4096. Needs the `lab` extra.
 """
 
 import sys
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from skeinformer import build
 from skeinformer.lab.measure import input_gradients, relative_error
 from skeinformer.lab.pretrained import pretrained_qkv
 
-CONTENDERS = {
+CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Skeinformer, d = 256, 256 pilots": ("skeinformer", {"budget": 256}),
     "cluster, d = 32, 16 pilots, no linear term": ("cluster", {"budget": 32, "first_order": False}),
     "cluster, d = 32, 16 pilots": ("cluster", {"budget": 32}),
