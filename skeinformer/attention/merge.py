@@ -172,9 +172,10 @@ class _AttendMerged(torch.autograd.Function):
         of_others = gradient if rows is None else gather_rows(gradient, rows)
         d_query, d_keys, d_values = attend_backward(of_others, query, virtual, output, normalizer, ctx.scale)
         if slope is not None:
+            d_slope = torch.empty_like(slope)
             for at in heads(d_query):
                 d_query[at].addmm_(of_others[at], slope[at].mT)
-            d_slope = query.mT @ of_others
+                torch.mm(query[at].mT, of_others[at], out=d_slope[at])
         if rows is not None:
             d_query = write_rows_(torch.empty_like(gradient, memory_format=torch.contiguous_format), rows, d_query)
         if pilots:
