@@ -201,6 +201,7 @@ def test_styles_tell_the_methods_apart() -> None:
         "linformer",
         "skeinformer",
         "skeinformer:num_pilots=32",
+        "cluster",
     }
 
 
