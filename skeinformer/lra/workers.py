@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ AHEAD = 4  # pieces of work per process that may be waiting or done, so that mem
 
 def in_order(
     make: Callable[[range], list[Result]], count: int | None = None, *, workers: int = 1, piece: int = 32
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """What `make` gives for range(0, piece), range(piece, 2 piece), ..., one result after the other.
 
     `count` indices in all, without end if it is None. The results do not depend on `workers` if `make` depends on its

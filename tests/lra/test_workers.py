@@ -44,7 +44,7 @@ def test_workers_end_with_the_iterator() -> None:
     results = in_order(numbers, workers=2)
     process = next(results)[1]
     assert process in {child.pid for child in multiprocessing.active_children()}
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     assert multiprocessing.active_children() == []
 
 
