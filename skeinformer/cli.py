@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # the modules of the extra `lab`: a missing one is the user's to install, any other missing module is a defect
 LAB_MODULES = {"tyro", "rich", "transformers", "tokenizers", "safetensors", "matplotlib", "pyarrow"}
+# and of the extra `train`, which includes it
+TRAIN_MODULES = {"accelerate", "tensorboard", "huggingface_hub"}
 # of the table of methods: in the order in which a wider terminal gets them
 TITLES = ("name", "summary", "cost", "exact at full budget", "random", "cross attention", "masks", "paper")
 SUMMARY = TITLES.index("summary")  # the one column whose cells may be broken
@@ -72,9 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _run(arguments)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in LAB_MODULES:
+        if missing not in LAB_MODULES | TRAIN_MODULES:
             raise
-        return _fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[lab]'")
+        extra = "train" if missing in TRAIN_MODULES else "lab"
+        return _fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[{extra}]'")
     except FileNotFoundError as error:
         return _fail(f"there is no {error.filename}" if error.filename else str(error))
     except OSError as error:
@@ -107,6 +110,7 @@ def _commands() -> dict[str, Command]:
     from skeinformer.bench import Bench, run_bench
     from skeinformer.demo import Demo, run_demo
     from skeinformer.report.command import Report, run_report
+    from skeinformer.train_options import Lra, Train
 
     def approx(options: Approx) -> None:
         path = run_approx(options)
@@ -121,11 +125,24 @@ def _commands() -> dict[str, Command]:
     def report(options: Report) -> None:
         print(run_report(options), flush=True)
 
+    def train(options: Train) -> None:
+        from skeinformer.train import print_result, run_train
+
+        print_result(run_train(options))
+
+    def lra(options: Lra) -> None:
+        from skeinformer.matrix import run_lra
+
+        path = run_lra(options)
+        print(f"For a page of this: skein report --records {path}", flush=True)
+
     return {
         "demo": Command(Demo, demo),
         "approx": Command(Approx, approx),
         "report": Command(Report, report),
         "bench": Command(Bench, bench),
+        "train": Command(Train, train),
+        "lra": Command(Lra, lra),
         "methods": Command(Methods, print_methods),
         "flops": Command(Flops, print_flops),
     }

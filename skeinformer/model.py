@@ -7,12 +7,17 @@ name in METHODS.
 
 Tokens are (b, n) whole numbers, masks (b, n) booleans, True = real, or None where all are. Padding may lie anywhere;
 what stands in it is never read, not even as an index.
+
+All three are saved by `save_pretrained(folder)` as config.json, model.safetensors and a card, and loaded by
+`Classifier.from_pretrained(folder)`. This needs huggingface_hub, of the extra `train`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,6 +27,25 @@ from skeinformer.registry import check_count, check_number
 from skeinformer.rows import plain_cpu
 
 EMBEDDING_STANDARD_DEVIATION = 0.02
+CARD = """---
+{{ card_data }}
+---
+
+# {{ model_class }} with {{ method }} attention
+
+The transformer that [Chen et al. (2022)]({{ paper_url }}) train on the Long Range Arena, with an attention of the
+library skeinformer; `config.json` has its sizes.
+
+## Measured
+
+{{ results | default("Nothing was measured when this model was saved.", true) }}
+
+## Use
+
+    from skeinformer.model import {{ model_class }}
+
+    model = {{ model_class }}.from_pretrained("this folder or repository").eval()
+"""
 
 
 @dataclass(frozen=True)
@@ -130,12 +154,32 @@ class Layer(nn.Module):
         return x
 
 
-class Encoder(nn.Module):
+class Saved(
+    nn.Module,
+    PyTorchModelHubMixin,
+    model_card_template=CARD,
+    library_name="skeinformer",
+    paper_url="https://aclanthology.org/2022.naacl-main.381",
+    license="apache-2.0",
+    tags=["sketched-attention", "long-sequences"],
+):
+    """A module that is made from a ModelConfig, saved with it and loaded from it."""
+
+    config: ModelConfig
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """The card; `results` is what it says under "Measured"."""
+        names = {"model_class": type(self).__name__, "method": self.config.method}
+        return super().generate_model_card(*args, **names, **kwargs)
+
+
+class Encoder(Saved):
     """Tokens and positions through all layers. Rows of padding are not zero: leave them out by the mask."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         check_config(config)
+        self.config = config
         self.max_len = config.max_len
         self.tokens = nn.Embedding(config.vocab_size, config.dim)
         self.positions = nn.Parameter(torch.empty(config.max_len, config.dim))
@@ -165,7 +209,7 @@ class Encoder(nn.Module):
         return masked_mean(x, mask)
 
 
-class Classifier(nn.Module):
+class Classifier(Saved):
     """Logits for one sequence: encoder, mean over real tokens, head."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -180,7 +224,7 @@ class Classifier(nn.Module):
         return logits
 
 
-class PairClassifier(nn.Module):
+class PairClassifier(Saved):
     """Logits for two sequences: one encoder for both, the head on [x, y, x * y, x - y] of their means (Retrieval)."""
 
     def __init__(self, config: ModelConfig) -> None:

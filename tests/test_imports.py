@@ -24,10 +24,14 @@ ORDER = [
     "demo",
     "approx",
     "bench",
+    "training",
+    "train_options",
+    "train",
+    "matrix",
     "cli",
     "__main__",
 ]
-NOT_CORE = {"records", "lra", "lab", "report", "demo", "approx", "bench", "cli", "__main__"}
+NOT_CORE = set(ORDER[ORDER.index("model") :])
 CORE_LIBRARIES = {"torch", "numpy", "skeinformer"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

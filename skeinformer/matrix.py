@@ -1,0 +1,245 @@
+"""`skein lra`: the runs of tasks x methods x seeds, each in a process of its own, and their records in one file.
+
+What is done is skipped, what was stopped goes on from its checkpoint, and a run that fails is recorded while the others
+go on. So the same command, called again, finishes what an earlier one left.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from skeinformer.data import prepare_generated
+from skeinformer.lra.store import META, open_store
+from skeinformer.records import Record, append, read
+from skeinformer.registry import check_count
+from skeinformer.report.files import write_whole
+from skeinformer.train import job_of, recipe_of, store_of
+from skeinformer.train_options import Lra, Overrides, Train
+from skeinformer.training.job import identity
+from skeinformer.training.loop import RECORDS
+from skeinformer.training.models import BAG_OF_TOKENS
+
+GENERATED = ("listops", "pathfinder")
+POLL_SECONDS = 0.5
+FAILURE = "failure.jsonl"
+
+
+@dataclass
+class Cell:
+    """One run of the matrix and what is known of it."""
+
+    train: Train
+    folder: Path
+    state: str = "waiting"
+    detail: str = ""
+    process: "subprocess.Popen[bytes] | None" = None
+    log: IO[bytes] | None = None
+
+    @property
+    def title(self) -> str:
+        return self.folder.name
+
+
+@dataclass
+class Matrix:
+    """All cells, in the order in which they run."""
+
+    cells: list[Cell] = field(default_factory=list)
+
+    def table(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for title in ("run", "state", ""):
+            table.add_column(title, no_wrap=True)
+        shown = [cell for cell in self.cells if cell.state != "waiting"][-30:]
+        for cell in shown:
+            table.add_row(Text(cell.title), Text(cell.state), Text(cell.detail))
+        counts = {state: sum(cell.state == state for cell in self.cells) for state in ("done", "failed", "waiting")}
+        table.caption = ", ".join(f"{count} {state}" for state, count in counts.items())
+        return table
+
+
+def run_lra(options: Lra, console: Console | None = None) -> Path:
+    """Run all cells and return the file of their records."""
+    console = console or Console(stderr=True, highlight=False)
+    check_count("jobs", options.jobs)
+    prepare_data(options, console)
+    matrix = Matrix([make_cell(train, options.out) for train in trainings(options)])
+    for cell in matrix.cells:
+        find_result(cell)
+    with show(matrix, console) as refresh:
+        try:
+            while any(cell.state in ("waiting", "running") for cell in matrix.cells):
+                start_some(matrix, options.jobs)
+                for cell in matrix.cells:
+                    if cell.state == "running" and look(cell):
+                        gather(options.out)
+                refresh()
+                time.sleep(POLL_SECONDS)
+        finally:
+            stop_all(matrix)
+    path = gather(options.out)
+    failed = [cell.title for cell in matrix.cells if cell.state == "failed"]
+    if failed:
+        console.print(f"{len(failed)} of {len(matrix.cells)} runs failed: {', '.join(failed)}", markup=False)
+    return path
+
+
+def trainings(options: Lra) -> Iterator[Train]:
+    """The options of every run: a seed of all methods before the next seed."""
+    common = {field.name: getattr(options, field.name) for field in fields(Overrides)}
+    common |= {name: getattr(options, name) for name in ("recipe", "data", "threads", "memory_budget", "precision")}
+    methods = (*([BAG_OF_TOKENS] if options.baseline else []), *options.methods)
+    sizes, rates = options.batches or (options.batch,), options.learning_rates or (options.learning_rate,)
+    for seed, task, method, batch, rate in itertools.product(options.seeds, options.tasks, methods, sizes, rates):
+        studied = {"batch": batch, "learning_rate": rate}
+        yield Train(**{**common, **studied, "task": task, "method": method, "seed": seed, "resume": True})
+
+
+def make_cell(train: Train, out: Path) -> Cell:
+    """A cell with its folder; an option that is wrong is a ValueError here, before anything runs."""
+    known = identity(job_of(train))
+    parts = [str(known[name]) for name in ("recipe", "task", "method", "options", "overrides")]
+    name = "-".join(part for part in (*parts, f"seed{train.seed}") if part)
+    folder = out / "".join(c if c.isalnum() or c in "-._" else "-" for c in name.replace(", ", "-"))
+    return Cell(replace(train, out=folder), folder)
+
+
+def prepare_data(options: Lra, console: Console) -> None:
+    """Check that there is a store for each task; generate those that can be."""
+    for task in options.tasks:
+        recipe = recipe_of(options, options.recipe, task)
+        folder = store_of(options.data, task)
+        if task in GENERATED and not (folder / META).is_file():
+            prepare_generated(task, folder, dict(recipe.data), console)
+        open_store(folder)
+
+
+def start_some(matrix: Matrix, jobs: int) -> None:
+    """Start waiting cells until `jobs` of them run."""
+    running = sum(cell.state == "running" for cell in matrix.cells)
+    for cell in matrix.cells:
+        if running >= jobs:
+            return
+        if cell.state == "waiting":
+            start(cell)
+            running += 1
+
+
+def start(cell: Cell) -> None:
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    (cell.folder / FAILURE).unlink(missing_ok=True)
+    environment = dict(os.environ)
+    if cell.train.threads is not None:
+        environment["OMP_NUM_THREADS"] = str(cell.train.threads)
+    cell.log = (cell.folder / "log.txt").open("wb")
+    command = [sys.executable, "-m", "skeinformer", "train", *arguments(cell.train)]
+    cell.process = subprocess.Popen(command, stdout=cell.log, stderr=subprocess.STDOUT, env=environment)
+    cell.state, cell.detail = "running", ""
+
+
+def arguments(train: Train) -> list[str]:
+    """The command line that `skein train` reads as `train`."""
+    words = []
+    for option in fields(Train):
+        value = getattr(train, option.name)
+        name = "--" + option.name.replace("_", "-")
+        if value is True:
+            words.append(name)
+        elif value is not None and value is not False:
+            words += [name, str(value)]
+    return words
+
+
+def look(cell: Cell) -> bool:
+    """See how a running cell is getting on; True when it has ended."""
+    assert cell.process is not None
+    status = cell.process.poll()
+    if status is None:
+        path = cell.folder / RECORDS
+        checks = [r for r in read(path) if r["kind"] == "lra_check"] if path.is_file() else []
+        if checks:
+            last = checks[-1]
+            cell.detail = f"step {last['step']:,}, validation accuracy {last['valid_accuracy']:.3f}"
+        return False
+    close(cell)
+    if status == 0:
+        find_result(cell)
+    if cell.state != "done":
+        fail(cell, status)
+    return True
+
+
+def fail(cell: Cell, status: int) -> None:
+    """Record a cell that ended without a result, with the last line that it wrote."""
+    lines = (cell.folder / "log.txt").read_text(errors="replace").strip().splitlines()
+    reason = lines[-1].removeprefix("skein: ") if lines else "no message"
+    cell.state, cell.detail = "failed", f"exit status {status}: {reason}"
+    record: Record = {"kind": "lra_failure", **identity(job_of(cell.train)), "error": cell.detail}
+    append(cell.folder / FAILURE, record)
+
+
+def find_result(cell: Cell) -> None:
+    """Mark a cell as done if its folder holds a result."""
+    path = cell.folder / RECORDS
+    results = [r for r in read(path) if r["kind"] in ("lra_run", "lra_baseline")] if path.is_file() else []
+    if results:
+        result = results[-1]
+        cell.state = "done"
+        cell.detail = f"test accuracy {result['test_accuracy']:.3f} after {result['steps']:,} steps"
+
+
+def gather(out: Path) -> Path:
+    """All records of all cells in `out`, in one file."""
+    files: Sequence[Path] = sorted([*out.glob(f"*/{RECORDS}"), *out.glob(f"*/{FAILURE}")])
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in read(files)]
+    return write_whole("".join(lines), out / RECORDS)
+
+
+def stop_all(matrix: Matrix) -> None:
+    """End the processes that still run; their checkpoints stay."""
+    for cell in matrix.cells:
+        if cell.process is not None and cell.process.poll() is None:
+            cell.process.terminate()
+    for cell in matrix.cells:
+        if cell.process is not None:
+            cell.process.wait()
+        close(cell)
+
+
+def close(cell: Cell) -> None:
+    if cell.log is not None:
+        cell.log.close()
+        cell.log = None
+
+
+@contextmanager
+def show(matrix: Matrix, console: Console) -> Iterator[Callable[[], None]]:
+    """A table that is kept up to date in a terminal, else a line when a cell starts or ends."""
+    if console.is_terminal:
+        with Live(matrix.table(), console=console, refresh_per_second=4) as live:
+            yield lambda: live.update(matrix.table())
+    else:
+        said: dict[str, str] = {}
+
+        def refresh() -> None:
+            for cell in matrix.cells:
+                if cell.state != "waiting" and said.get(cell.title) != cell.state:
+                    said[cell.title] = cell.state
+                    detail = f": {cell.detail}" if cell.detail else ""
+                    console.print(f"{cell.title} {cell.state}{detail}", markup=False, soft_wrap=True)
+
+        yield refresh
+        refresh()

@@ -1,0 +1,1 @@
+"""Training on the Long Range Arena: recipes, one loop, checkpoints, memory."""
