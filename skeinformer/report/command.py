@@ -1,4 +1,4 @@
-"""`skein report`: read files of records, write the page and, if asked, its pictures as files."""
+"""`skein report`: read files of records, write the page and, if asked, its pictures and tables as files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,9 @@ from skeinformer.records import Record, read
 from skeinformer.report.approx import RATIO, error_time_panels, figure_1_panels, group_inputs, pick_input
 from skeinformer.report.bench import speed_panels
 from skeinformer.report.figures import method_styles, write_panels
+from skeinformer.report.files import write_whole
+from skeinformer.report.lra import lra_markdown
+from skeinformer.report.lra_figures import loss_panels
 from skeinformer.report.sections import check_kinds, write_report
 
 
@@ -25,7 +28,9 @@ class Report:
     title: str = "Sketched attention, measured"
     """The page's title."""
     figures: Path | None = None
-    """A folder for the pictures: figure1, figure1-ratio, error-time and speed, each as .svg and .png."""
+    """A folder for the pictures: figure1, figure1-ratio, error-time, speed and lra-loss, each as .svg and .png."""
+    markdown: Path | None = None
+    """A file for the tables of the Long Range Arena as markdown."""
     length: int | None = None
     """Of the picture error-time: the sequence length. Default: the greatest."""
     weights: str | None = None
@@ -41,6 +46,9 @@ def run_report(options: Report, console: Console | None = None) -> Path:
     console = console or Console(stderr=True, highlight=False)
     records = read_all(options.records)
     with console.status("drawing"):
+        if options.markdown is not None:
+            write_whole(lra_markdown(records), options.markdown)
+            console.print(str(options.markdown), markup=False, soft_wrap=True)
         if options.figures is not None:
             drawn = choose_methods(records, options.methods)
             for path in write_pictures(drawn, options.figures, options.length, options.weights, options.layer):
@@ -83,7 +91,10 @@ def write_pictures(
 ) -> list[Path]:
     """Write those of the pictures of `Report.figures` that the records have, and return their paths."""
     styles = method_styles(records)
-    pictures = {"speed": speed_panels([r for r in records if r.get("kind") == "bench"])}
+    pictures = {
+        "speed": speed_panels([r for r in records if r.get("kind") == "bench"]),
+        "lra-loss": loss_panels(records),
+    }
     if inputs := group_inputs(records):
         where, rows = pick_input(inputs, n=length, weights=weights, layer=layer)
         pictures["error-time"] = error_time_panels({where: rows}, "both")
@@ -95,5 +106,6 @@ def write_pictures(
         if panels:
             written += write_panels(panels, styles, folder / name)
     if not written:
-        raise ValueError("no picture shows these records; give some of `skein approx` or `skein bench`")
+        needed = "`skein approx`, `skein bench` or the checks of a training run"
+        raise ValueError(f"no picture shows these records; give some of {needed}")
     return written

@@ -35,6 +35,7 @@ VARIANTS = COLORS[0]  # Skeinformer with options
 OURS = ("skeinformer", "cluster")  # drawn thick, whatever their options
 PANEL = (4.6, 3.5)  # inches
 PNG_DOTS = 160  # per inch
+MARKS = 8  # of a line, about: on a longer one not every point has a mark
 
 
 class Style(NamedTuple):
@@ -57,6 +58,8 @@ class Series(NamedTuple):
     y: Sequence[float]
     error: Sequence[float | None] = ()
     end: bool = False  # a larger mark at the last point
+    named: bool = True  # a thick line has its name beside it
+    thin: bool = False  # without marks and name, behind the others: what goes with another line of the label
 
 
 class Panel(NamedTuple):
@@ -210,13 +213,14 @@ def _draw(
 def _draw_panel(axes: "Axes", panel: Panel, styles: Styles, names: Sequence[str]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    _set_limits(axes, panel, [wrapped(series.label) for series in panel.series if styles[series.label].thick])
-    for series in sorted(panel.series, key=lambda series: styles[series.label].thick):  # the thick ones on top
+    _set_limits(axes, panel, [wrapped(series.label) for series in _to_name(panel, styles)])
+    # the thick ones on top
+    for series in sorted(panel.series, key=lambda series: (not series.thin, styles[series.label].thick)):
         style, gid = styles[series.label], f"series-{names.index(series.label)}"
-        x, y, look = list(series.x), list(series.y), _look(style)
+        x, y, look = list(series.x), list(series.y), _look(style, thin=series.thin)
         if not x:
             x, y, look["marker"] = list(axes.get_xlim()), [y[0], y[0]], ""
-        axes.plot(x, y, gid=gid, **look)
+        axes.plot(x, y, gid=gid, markevery=max(1, len(x) // MARKS), **look)
         if series.end and len(x) > 1:
             axes.plot(x[-1:], y[-1:], gid=gid, **{**look, "markersize": 1.6 * look["markersize"]})
         _draw_errors(axes, x, y, series.error, style.color, gid)
@@ -267,23 +271,28 @@ def _set_limits(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
     axes.set_ylim(low / margin, high * margin)
 
 
-def _look(style: Style) -> dict[str, Any]:
+def _look(style: Style, *, thin: bool = False) -> dict[str, Any]:
     return {
         "color": style.color,
-        "marker": style.marker,
-        "linewidth": 2.4 if style.thick else 1.0,
+        "marker": "" if thin else style.marker,
+        "linewidth": 0.6 if thin else 2.4 if style.thick else 1.0,
         "markersize": 6.0 if style.thick else 4.0,
         "markeredgecolor": INK,
         "markeredgewidth": 0.5,
         "linestyle": "--" if style.dashed else "-",
-        "alpha": 1.0 if style.thick or style.dashed else 0.75,
+        "alpha": 0.6 if thin else 1.0 if style.thick or style.dashed else 0.75,
         "clip_on": False,
     }
 
 
+def _to_name(panel: Panel, styles: Styles) -> list[Series]:
+    """The thick series, without what only goes with one of them."""
+    return [s for s in panel.series if styles[s.label].thick and s.named and not s.thin]
+
+
 def _name_series(axes: "Axes", panel: Panel, styles: Styles, names: Sequence[str], paper: str | None) -> None:
     """Name the thick series: in a column to the right, or close to their ends where a panel marks an x."""
-    thick = sorted((s for s in panel.series if styles[s.label].thick), key=lambda s: -s.y[-1])
+    thick = sorted(_to_name(panel, styles), key=lambda s: -s.y[-1])
     right = max((x for series in panel.series for x in series.x), default=1.0)
     traces = [_trace(axes, series) for series in panel.series]
     name_lines(

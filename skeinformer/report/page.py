@@ -13,10 +13,14 @@ from typing import NamedTuple
 from skeinformer.records import Record, Value
 from skeinformer.report.figures import FIGURE_1, Styles, swatch_svg
 from skeinformer.report.format import count, distinct, label, listed
+from skeinformer.report.published import TASKS
 from skeinformer.report.tables import attributes_html
 from skeinformer.report.template import PAGE, SCRIPT, STYLE
 
-SETTINGS = ("model", "text", "weights", "layer", "n", "samples", "batch", "heads", "head_dim", "dtype", "mode")
+SETTINGS = (
+    *("recipe", "task", "data", "device", "precision", "processes"),
+    *("model", "text", "weights", "layer", "n", "samples", "batch", "heads", "head_dim", "dtype", "mode"),
+)
 RUNS = ("trials", "rounds", "seed", "started")
 MACHINE = ("cpu", "cores", "threads", "gpu", "torch", "python", "skeinformer", "commit", "command")
 
@@ -39,6 +43,8 @@ class Filter(NamedTuple):
 
 
 FILTERS = (
+    Filter("recipe", "recipe"),
+    Filter("task", "task", lambda value: TASKS.get(str(value), str(value))),
     Filter("model", "model"),
     Filter("text", "text"),
     Filter("n", "length n", count),
@@ -99,8 +105,14 @@ def select_html(field: str, choices: Mapping[str, str], heading: str) -> str:
 
 
 def footer_html(records: Sequence[Record]) -> str:
+    """How the records were made."""
+    items = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in made_by(records).items())
+    return f"<dl>{''.join(items)}</dl>"
+
+
+def made_by(records: Sequence[Record]) -> dict[str, str]:
     """Settings, machine, versions, commit and command; several values where the records differ."""
-    items = []
+    items = {}
     for name in (*SETTINGS, *RUNS, *MACHINE):
         values = distinct(records, name)
         if name == "started" and len(values) > 2:
@@ -108,8 +120,8 @@ def footer_html(records: Sequence[Record]) -> str:
         else:
             text = listed(values)
         if values:
-            items.append(f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(text)}</dd>")
-    return f"<dl>{''.join(items)}</dl>"
+            items[name.replace("_", " ")] = text
+    return items
 
 
 def _section_html(section: Section, several: bool) -> str:

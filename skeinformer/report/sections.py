@@ -9,6 +9,8 @@ from skeinformer.report.bench import bench_sections, peer_sections, step_section
 from skeinformer.report.demo import demo_sections
 from skeinformer.report.figures import Styles, method_styles
 from skeinformer.report.files import write_whole
+from skeinformer.report.lra import KINDS as LRA_KINDS
+from skeinformer.report.lra import lra_sections
 from skeinformer.report.page import Section, page_html
 
 # a kind of record -> the function of all records that share it, and of the methods' styles
@@ -21,6 +23,7 @@ SECTIONS: dict[str, Callable[[Sequence[Record], Styles], list[Section]]] = {
     "bench": bench_sections,
     "bench_peer": peer_sections,
     "bench_step": step_sections,
+    **dict.fromkeys(LRA_KINDS, lra_sections),
 }
 
 

@@ -1,5 +1,6 @@
-"""Tables of records: a row for each, the best approximation in bold, values that the page's script can sort by."""
+"""Tables of records: a row for each, the best rival in bold; as HTML that the page's script can sort, as markdown."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Literal, NamedTuple
@@ -22,15 +23,21 @@ class Column(NamedTuple):
     data: Mapping[str, str] = {}
 
 
+def is_approximation(record: Record) -> bool:
+    """Is the record of a method that approximates exact attention, and not of exact attention itself?"""
+    return record.get("method") not in NOT_RIVALS
+
+
 def table_html(
     records: Iterable[Record],
     columns: Sequence[Column],
     *,
-    contest: Callable[[Record], object],
+    contest: Callable[[Record], object] = lambda record: None,
+    rival: Callable[[Record], bool] = is_approximation,
     data: Callable[[Record], Mapping[str, str]] = lambda record: {},
     sortable: bool = False,
 ) -> str:
-    """A row per record. In bold: the best of the approximations for which `contest` has the same value.
+    """A row per record. In bold: the best of the rivals for which `contest` has the same value.
 
     `data` gives a row's data attributes. A `sortable` table is sorted by a click on a heading, where scripts run, and
     then its bold values are the best of the rows that the filters leave.
@@ -39,14 +46,35 @@ def table_html(
     head = "".join(_heading(column) for column in columns)
     rows = []
     for record in records:
-        approximate = record.get("method") not in NOT_RIVALS
-        rivals = [r for r in records if r.get("method") not in NOT_RIVALS and contest(r) == contest(record)]
-        cells = (_cell(record, column, rivals if approximate else []) for column in columns)
-        attributes = {**data(record), **({"approximate": ""} if sortable and approximate else {})}
+        rivals = [r for r in records if rival(r) and contest(r) == contest(record)] if rival(record) else []
+        cells = (_cell(record, column, rivals) for column in columns)
+        attributes = {**data(record), **({"rival": ""} if sortable and rival(record) else {})}
         rows.append(f"<tr{attributes_html(attributes)}>{''.join(cells)}</tr>")
     body = "\n".join(rows)
     kind = " class='sortable'" if sortable else ""
     return f"<table{kind}>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def table_markdown(
+    records: Iterable[Record], columns: Sequence[Column], *, rival: Callable[[Record], bool] = is_approximation
+) -> str:
+    """The same as markdown, of one contest: a first column of names, the others to the right."""
+    records = list(records)
+    rivals = [record for record in records if rival(record)]
+    rows = [[markdown_text(column.heading) for column in columns], ["---", *("---:" for _ in columns[1:])]]
+    for record in records:
+        row = []
+        for column in columns:
+            text, detail = markdown_text(column.show(record)), markdown_text(column.detail(record))
+            best = rival(record) and _is_best(_value(record, column), rivals, column)
+            row.append(f"{f'**{text}**' if best else text}{f'<br>{detail}' if detail else ''}")
+        rows.append(row)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def markdown_text(text: str) -> str:
+    """The text on one line, with nothing that ends a cell, opens an element or makes letters slanted or bold."""
+    return re.sub(r"([|*\\\[\]])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def attributes_html(data: Mapping[str, str]) -> str:
@@ -54,9 +82,10 @@ def attributes_html(data: Mapping[str, str]) -> str:
     return "".join(f' data-{name}="{escape(value)}"' for name, value in data.items())
 
 
-def boxed(table: str, heading: str = "", data: Mapping[str, str] = {}) -> str:
-    """The table in a box of its own that scrolls sideways where the screen is narrow, under a heading."""
+def boxed(table: str, heading: str = "", data: Mapping[str, str] = {}, note: str = "") -> str:
+    """The table in a box of its own that scrolls sideways where the screen is narrow, under a heading and a note."""
     title = f"<h3>{escape(heading)}</h3>\n" if heading else ""
+    title += f"<p class='faint'>{escape(note)}</p>\n" if note else ""
     return f'<div{attributes_html(data)}>\n{title}<div class="scroll" tabindex="0">\n{table}\n</div>\n</div>'
 
 
@@ -67,13 +96,19 @@ def _heading(column: Column) -> str:
 
 def _cell(record: Record, column: Column, rivals: Sequence[Record]) -> str:
     text, detail = escape(column.show(record)), escape(column.detail(record))
-    value = None if column.field is None else real(record, column.field)
+    value = _value(record, column)
     data = attributes_html({**column.data, **({} if value is None else {"value": f"{value:.6g}"})})
-    best = " class='best'" if column.best and _is_best(value, rivals, column) else ""
+    best = " class='best'" if _is_best(value, rivals, column) else ""
     return f"<td{best}{data}>{text}{f'<small>{detail}</small>' if detail else ''}</td>"
 
 
+def _value(record: Record, column: Column) -> float | None:
+    return None if column.field is None else real(record, column.field)
+
+
 def _is_best(value: float | None, rivals: Iterable[Record], column: Column) -> bool:
+    if column.best is None:
+        return False
     values = [real(rival, column.field or "") for rival in rivals]
     known = [x for x in values if x is not None]
     return bool(known) and value == (min(known) if column.best == "low" else max(known))

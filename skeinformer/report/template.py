@@ -37,6 +37,7 @@ td small { display: block; }
 td.best { font-weight: 700; background: var(--mark); }
 td.best small { font-weight: 400; }
 .sortable { font-size: .875rem; }
+:is(th, td)[data-published] { color: var(--faint); font-weight: 400; }
 .sortable :is(th, td):first-child { position: sticky; left: 0; background: var(--paper); max-width: 12rem;
   white-space: normal; }
 .sortable td small { font-size: .75rem; }
@@ -95,9 +96,9 @@ SCRIPT = r"""
     return values.samples.has("all") || (values.samples.has("largest") && "largest" in part.dataset);
   });
 
-  // bold: the best approximation among the rows that are shown
+  // bold: the best rival among the rows that are shown
   const mark = table => {
-    const rows = all("tbody tr[data-approximate]:not(.off)", table);
+    const rows = all("tbody tr[data-rival]:not(.off)", table);
     all("thead th", table).forEach((heading, column) => {
       if (!heading.dataset.best) return;
       const sign = heading.dataset.best === "low" ? 1 : -1;

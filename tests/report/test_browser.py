@@ -1,9 +1,6 @@
 """A browser opens the page from a file, without a network: no errors, nothing asked for, and the filters work."""
 
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,28 +8,11 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 pytest.importorskip("playwright", reason="needs playwright, of the extra `dev`")
 
-from playwright.sync_api import sync_playwright
-
 from skeinformer.report import write_report
+from tests.report.browsing import IN_BROWSER, shown
 from tests.report.synthetic import approx_records, bench_records
 
-CHROMIUM = os.environ.get("SKEINFORMER_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-]
-pytestmark = [
-    pytest.mark.xdist_group("browser"),  # one process starts it, once
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the path, or its place in SKEINFORMER_CHROMIUM"),
-]
+pytestmark = IN_BROWSER
 METHODS = ("softmax", "vmean", "informer", "linformer", "skeinformer", "skeinformer:num_pilots=32")
 
 
@@ -43,44 +23,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
         *bench_records(("vmean", "skeinformer"), lengths=(64, 128)),
     ]
     return write_report(records, tmp_path_factory.mktemp("page") / "report.html", "A title").as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(browser: Any, address: str) -> Iterator[Any]:
-    """A function that opens the page; the test fails if the page says or asks for anything meanwhile."""
-    messages: list[str] = []
-    pages: list[Any] = []
-
-    def open_page(fragment: str = "", **options: Any) -> Any:
-        page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}, **options})
-        page.on("console", lambda message: messages.append(message.text))
-        page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", lambda request: messages.append(request.url) if not local(request.url) else None)
-        page.set_default_timeout(10_000)
-        page.goto(address + fragment)
-        pages.append(page)
-        return page
-
-    yield open_page
-    for page in pages:
-        page.close()
-    assert messages == []
-
-
-def local(url: str) -> bool:
-    return url.startswith(("file:", "data:"))
-
-
-def shown(page: Any, selector: str) -> int:
-    return int(page.locator(f"{selector}:visible").count())
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])

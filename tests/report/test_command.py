@@ -12,6 +12,7 @@ from skeinformer import cli
 from skeinformer.records import Record, append
 from skeinformer.report.sections import SECTIONS
 from tests.report.synthetic import approx_records, bench_records
+from tests.report.synthetic_lra import lra_records
 
 
 def write(path: Path, records: list[Record]) -> Path:
@@ -59,6 +60,32 @@ def test_pictures_of_some_methods(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "no records of skeinformer:num_pilots=7" in capsys.readouterr().err
     assert cli.main([*arguments, "--methods", "vmeen"]) == 2
     assert "vmean" in capsys.readouterr().err
+
+
+def test_tables_and_pictures_of_the_long_range_arena(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = write(tmp_path / "a.jsonl", lra_records(("vmean", "skeinformer"), tasks=("text", "image"), seeds=(0,)))
+    out, markdown, figures = tmp_path / "r.html", tmp_path / "new" / "lra.md", tmp_path / "figures"
+    arguments = ["report", "--records", str(records), "--out", str(out)]
+    assert cli.main([*arguments, "--markdown", str(markdown), "--figures", str(figures), "--methods", "vmean"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.split() == [str(out)]
+    assert str(markdown) in printed.err
+    text = markdown.read_text(encoding="utf-8")
+    assert "### Table 1 (recipe cpu): test accuracy, %" in text
+    assert "- commit: abc123" in text
+    assert {file.name for file in figures.iterdir()} == {"lra-loss.png", "lra-loss.svg"}
+    svg = (figures / "lra-loss.svg").read_text(encoding="utf-8")
+    assert "recipe cpu: Image" in svg
+    assert "Skeinformer" not in svg
+    assert "Skeinformer" in text
+
+
+def test_markdown_without_runs_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.jsonl", [demo_record()])
+    arguments = ["report", "--records", str(path), "--out", str(tmp_path / "r.html")]
+    assert cli.main([*arguments, "--markdown", str(tmp_path / "lra.md")]) == 2
+    assert "no table of the Long Range Arena shows these records" in capsys.readouterr().err
+    assert not (tmp_path / "lra.md").exists()
 
 
 def test_the_footer_is_short_and_says_how_it_was_made(tmp_path: Path) -> None:
@@ -114,3 +141,4 @@ def test_a_folder_in_the_place_of_the_page_is_an_error(tmp_path: Path, capsys: p
 
 def test_every_kind_has_a_section() -> None:
     assert set(SECTIONS) >= {"demo", "approx", "approx_summary", "approx_time", "bench", "bench_peer", "bench_step"}
+    assert set(SECTIONS) >= {"lra_run", "lra_check", "lra_baseline", "lra_failure"}
