@@ -4,7 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from skeinformer.lra.archives import open_member
+
+SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 
 
 def tsv_rows(source: Path, name: str, columns: int, header: Sequence[str] = ()) -> Iterator[tuple[str, list[bytes]]]:
@@ -58,6 +63,28 @@ def parquet_rows(
                     yield place, values
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} is damaged, or no parquet file: {' '.join(str(error).split())}") from error
+
+
+def split_called(name: object, place: str) -> str:
+    """The split that a table calls `name`; validation has several names."""
+    if not isinstance(name, str) or name not in SPLIT_NAMES:
+        raise ValueError(f"{place}: the split is {name!r}, expected train, valid or test")
+    return SPLIT_NAMES[name]
+
+
+def yes_or_no(label: object, place: str) -> int:
+    """A label that is 0 or 1."""
+    if label not in (0, 1):
+        raise ValueError(f"{place}: the label is {label!r}, expected 0 or 1")
+    return int(bool(label))
+
+
+def as_bytes(text: object, place: str, max_len: int) -> NDArray[np.uint8]:
+    """The first `max_len` bytes of a text that is not empty."""
+    if not isinstance(text, str) or not text:
+        got = "an empty one" if text == "" else type(text).__name__
+        raise ValueError(f"{place}: expected a text, got {got}")
+    return np.frombuffer(text[:max_len].encode()[:max_len], np.uint8)
 
 
 def _shown(field: bytes) -> str:
