@@ -10,20 +10,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from skeinformer.data import prepare_generated
+from skeinformer.data import Data, ListOps, run_data
+from skeinformer.lra.listops import ListOpsSettings
 from skeinformer.lra.store import META, open_store
-from skeinformer.records import Record, append, read
+from skeinformer.records import Record, Value, append, read
 from skeinformer.registry import check_count
 from skeinformer.report.files import write_whole
 from skeinformer.train import job_of, recipe_of, store_of
@@ -32,7 +33,8 @@ from skeinformer.training.job import identity
 from skeinformer.training.loop import RECORDS
 from skeinformer.training.models import BAG_OF_TOKENS
 
-GENERATED = ("listops", "pathfinder")
+# the tasks that `skein data` can generate: its options, and those of the generator
+GENERATED: dict[str, tuple[Any, Any]] = {"listops": (ListOps, ListOpsSettings)}
 POLL_SECONDS = 0.5
 FAILURE = "failure.jsonl"
 
@@ -123,8 +125,18 @@ def prepare_data(options: Lra, console: Console) -> None:
         recipe = recipe_of(options, options.recipe, task)
         folder = store_of(options.data, task)
         if task in GENERATED and not (folder / META).is_file():
-            prepare_generated(task, folder, dict(recipe.data), console)
+            generate(task, folder, recipe.data, console)
         open_store(folder)
+
+
+def generate(task: str, folder: Path, options: Mapping[str, Value], console: Console) -> None:
+    """Write the store of a task by our own generator, as the recipe says."""
+    command, settings = GENERATED[task]
+    known = {field.name for field in fields(settings)}
+    made = settings(**{name: value for name, value in options.items() if name in known})
+    rest = {name: value for name, value in options.items() if name not in known}
+    console.print(f"generating {task}", markup=False)
+    run_data(Data(command(out=folder, settings=made, **rest)), console)
 
 
 def start_some(matrix: Matrix, jobs: int) -> None:

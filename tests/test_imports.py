@@ -24,6 +24,7 @@ ORDER = [
     "demo",
     "approx",
     "bench",
+    "data",
     "training",
     "train_options",
     "train",

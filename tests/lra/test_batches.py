@@ -78,5 +78,3 @@ def test_a_divided_batch_is_padded_like_the_whole(split: Split) -> None:
     assert sorted(torch.cat([batch.tokens[0] for share in shares for batch in share]).tolist()) == sorted(
         whole.tokens[0].tolist()
     )
-
-
