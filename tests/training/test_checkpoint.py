@@ -52,7 +52,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str) -> None:
     saved(tmp_path, 5)
     path = tmp_path / "checkpoint-5" / file
     path.write_bytes(path.read_bytes()[:7])
-    with pytest.raises(ValueError, match=f"{file}.* cannot be read.*remove checkpoint-5 to start this run anew"):
+    with pytest.raises(ValueError, match=rf"{file}.* cannot be read.*remove checkpoint-5 to start this run anew"):
         checkpoint.load(tmp_path / "checkpoint-5")
 
 
@@ -63,6 +63,6 @@ def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
 
     saved(tmp_path, 5)
     (tmp_path / "checkpoint-5" / "weights.safetensors").write_bytes(pickle.dumps(Harm()))
-    with pytest.raises(ValueError, match="weights.safetensors"):
+    with pytest.raises(ValueError, match=r"weights\.safetensors"):
         checkpoint.load(tmp_path / "checkpoint-5")
     assert not (tmp_path / "harmed").exists()

@@ -41,7 +41,7 @@ def test_the_largest_that_fits_is_found(batch: int, fixed: int, base: int, each:
 
     fitting = [size for size in range(1, batch + 1) if fixed + base + int(each * size**bend) <= budget]
     if not fitting:
-        with pytest.raises(ValueError, match="one example needs .* MiB, more than the memory budget"):
+        with pytest.raises(ValueError, match=r"one example needs .* MiB, more than the memory budget"):
             largest_micro_batch(peak, batch, budget, fixed)
         return
     assert largest_micro_batch(peak, batch, budget, fixed) == max(fitting)

@@ -39,8 +39,7 @@ def examples(task: str, count: int, rng: np.random.Generator) -> Iterator[Exampl
         if task == "listops":
             yield expression(rng)
         elif task == "retrieval":
-            first = int(rng.integers(2))
-            yield Example((marked(rng, first), marked(rng, first if label else 1 - first)), label)
+            yield Example((marked(rng, label), marked(rng, 1 - label)), label)
         else:
             yield Example((marked(rng, label),), label)
 
@@ -54,10 +53,10 @@ def marked(rng: np.random.Generator, half: int) -> np.ndarray:
 
 
 def expression(rng: np.random.Generator) -> Example:
-    """`[MIN a [MAX b c ] ]` or `[MAX a [MIN b c ] ]` of digits 0 and 9: the same tokens, other values."""
+    """`[MIN a [MAX b b ] ]` or `[MAX a [MIN b b ] ]` of digits 0 and 9: the same tokens, other values."""
     outer = int(rng.integers(10, 12))
-    a, b, c = (int(digit) for digit in rng.choice([0, 9], 3))
-    tokens = [outer, a, 21 - outer, b, c, 14, 14]
+    a = int(rng.choice([0, 9]))
+    tokens = [outer, a, 21 - outer, 9 - a, 9 - a, 14, 14]
     return Example((np.array(tokens, np.uint8),), evaluate(tokens))
 
 
