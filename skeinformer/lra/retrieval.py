@@ -12,6 +12,7 @@ from skeinformer.registry import check_count
 
 VOCAB_SIZE = 256
 NUM_CLASSES = 2
+NAME = "new_aan_pairs"  # of the official set
 OFFICIAL = {
     "train": "new_aan_pairs.train.tsv",
     "valid": "new_aan_pairs.eval.tsv",
