@@ -108,6 +108,7 @@ def _run(arguments: Sequence[str]) -> None:
 def _commands() -> dict[str, Command]:
     from skeinformer.approx import Approx, run_approx
     from skeinformer.bench import Bench, run_bench
+    from skeinformer.data import Data, run_data
     from skeinformer.demo import Demo, run_demo
     from skeinformer.report.command import Report, run_report
     from skeinformer.train_options import Lra, Train
@@ -118,6 +119,9 @@ def _commands() -> dict[str, Command]:
 
     def bench(options: Bench) -> None:
         print(run_bench(options), flush=True)
+
+    def data(options: Data) -> None:
+        print(run_data(options), flush=True)
 
     def demo(options: Demo) -> None:
         print(run_demo(options), flush=True)
@@ -141,6 +145,7 @@ def _commands() -> dict[str, Command]:
         "approx": Command(Approx, approx),
         "report": Command(Report, report),
         "bench": Command(Bench, bench),
+        "data": Command(Data, data),
         "train": Command(Train, train),
         "lra": Command(Lra, lra),
         "methods": Command(Methods, print_methods),
