@@ -91,7 +91,7 @@ class Display(Watch):
         self.title = title
         self.task = self.bar.add_task(title, total=steps, completed=done, stage="")
         if done:
-            self.console.print(f"{title}: goes on from step {done:,}", markup=False)
+            self.console.print(f"{title}: goes on from step {done:,}", markup=False, soft_wrap=True)
 
     def step(self, step: int) -> None:
         if self.task is not None:
@@ -104,7 +104,7 @@ class Display(Watch):
             self.bar.update(self.task, stage=text)
 
     def check(self, record: Record) -> None:
-        self.console.print(check_line(record), markup=False)
+        self.console.print(check_line(record), markup=False, soft_wrap=True)
 
 
 def check_line(record: Record) -> str:
