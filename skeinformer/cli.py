@@ -105,6 +105,7 @@ def _run(arguments: Sequence[str]) -> None:
 def _commands() -> dict[str, Command]:
     from skeinformer.approx import Approx, run_approx
     from skeinformer.bench import Bench, run_bench
+    from skeinformer.data import Data, run_data
     from skeinformer.demo import Demo, run_demo
     from skeinformer.report.command import Report, run_report
 
@@ -114,6 +115,9 @@ def _commands() -> dict[str, Command]:
 
     def bench(options: Bench) -> None:
         print(run_bench(options), flush=True)
+
+    def data(options: Data) -> None:
+        print(run_data(options), flush=True)
 
     def demo(options: Demo) -> None:
         print(run_demo(options), flush=True)
@@ -126,6 +130,7 @@ def _commands() -> dict[str, Command]:
         "approx": Command(Approx, approx),
         "report": Command(Report, report),
         "bench": Command(Bench, bench),
+        "data": Command(Data, data),
         "methods": Command(Methods, print_methods),
         "flops": Command(Flops, print_flops),
     }

@@ -24,10 +24,11 @@ ORDER = [
     "demo",
     "approx",
     "bench",
+    "data",
     "cli",
     "__main__",
 ]
-NOT_CORE = {"records", "lra", "lab", "report", "demo", "approx", "bench", "cli", "__main__"}
+NOT_CORE = {"records", "lra", "lab", "report", "demo", "approx", "bench", "data", "cli", "__main__"}
 CORE_LIBRARIES = {"torch", "numpy", "skeinformer"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

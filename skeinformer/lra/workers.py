@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import TypeVar
 
@@ -20,12 +20,13 @@ AHEAD = 4  # pieces of work per process that may be waiting or done, so that mem
 
 def in_order(
     make: Callable[[range], list[Result]], count: int | None = None, *, workers: int = 1, piece: int = 32
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """What `make` gives for range(0, piece), range(piece, 2 piece), ..., one result after the other.
 
     `count` indices in all, without end if it is None. The results do not depend on `workers` if `make` depends on its
     indices only; it must be picklable (a function of a module, or a `functools.partial` of one). One worker is this
-    process. Worker processes end with the iterator, with an error or interrupt, and when this process is killed.
+    process. Worker processes end with the iterator, with an error or interrupt, and when this process is killed. They
+    import the main script, which must therefore work under `if __name__ == "__main__":`.
     """
     check_count("workers", workers)
     check_count("piece", piece)
