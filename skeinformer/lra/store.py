@@ -345,7 +345,10 @@ def _take_place(temporary: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Hold a folder against other writers; where the system has no such lock (Windows), do nothing."""
+    """Hold a folder against other writers; without `wait`, a BlockingIOError where that cannot be done at once.
+
+    Where the system (Windows) or the file system has no such lock, a writer goes on without it.
+    """
     if sys.platform == "win32":
         yield
         return
@@ -353,7 +356,11 @@ def _lock(folder: Path, wait: bool = True) -> Iterator[None]:
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            if not wait:
+                raise BlockingIOError(f"{folder} is in use") from error
         yield
     finally:
         os.close(descriptor)

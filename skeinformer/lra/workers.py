@@ -25,7 +25,8 @@ def in_order(
 
     `count` indices in all, without end if it is None. The results do not depend on `workers` if `make` depends on its
     indices only; it must be picklable (a function of a module, or a `functools.partial` of one). One worker is this
-    process. Worker processes end with the iterator, with an error or interrupt, and when this process is killed.
+    process. Worker processes end with the iterator, with an error or interrupt, and when this process is killed. They
+    import the main script, which must therefore work under `if __name__ == "__main__":`.
     """
     check_count("workers", workers)
     check_count("piece", piece)
