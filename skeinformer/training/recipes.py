@@ -19,7 +19,14 @@ from skeinformer.registry import check_count, check_number, lookup
 
 Data = dict[str, Value]
 CPU_LISTOPS: Data = {"min_len": 64, "max_len": 256, "train": 32_000, "valid": 2_000, "test": 2_000}
-CPU_PATHFINDER: Data = {"image_size": 16, "paddles": 6, "train": 32_000, "valid": 2_000, "test": 4_000}
+CPU_PATHFINDER: Data = {
+    "image_size": 24,
+    "paddles": 9,
+    "seed_distance": 5.0,
+    "train": 32_000,
+    "valid": 2_000,
+    "test": 4_000,
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "listops": _cpu("listops", 256, 32, batch=32, steps=1500, check_every=150, data=CPU_LISTOPS),
         "text": _cpu("text", 1024, 64, batch=16, steps=1000, check_every=100),
         "retrieval": _cpu("retrieval", 1024, 64, batch=8, steps=1000, check_every=100),
-        "pathfinder": _cpu("pathfinder", 256, 32, batch=32, steps=1500, check_every=150, data=CPU_PATHFINDER),
+        "pathfinder": _cpu("pathfinder", 576, 64, batch=16, steps=1500, check_every=150, data=CPU_PATHFINDER),
         "image": _cpu("image", 1024, 64, batch=16, steps=1000, check_every=100),
     },
 }
