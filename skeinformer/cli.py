@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skeinformer.records import Record, Value
 
 # the modules of the extra `lab`: a missing one is the user's to install, any other missing module is a defect
-LAB_MODULES = {"tyro", "rich", "transformers", "tokenizers", "safetensors", "matplotlib", "pyarrow"}
+LAB_MODULES = {"tyro", "rich", "transformers", "tokenizers", "safetensors", "matplotlib", "PIL", "pyarrow"}
 # of the table of methods: in the order in which a wider terminal gets them
 TITLES = ("name", "summary", "cost", "exact at full budget", "random", "cross attention", "masks", "paper")
 SUMMARY = TITLES.index("summary")  # the one column whose cells may be broken
