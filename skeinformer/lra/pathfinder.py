@@ -6,7 +6,7 @@ the other one (label 0); nothing else depends on the label. docs/pathfinder.md s
 set.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -61,11 +61,13 @@ def draw_image(rng: np.random.Generator, label: int, settings: PathfinderSetting
     )
 
 
-def generate(count: int, *, seed: int, workers: int = 1, settings: PathfinderSettings = HARD) -> Iterator[Example]:
+def generate(
+    count: int, *, seed: int, workers: int = 1, settings: PathfinderSettings = HARD
+) -> Generator[Example, None, None]:
     """`count` examples, half of them with each label; if the count is odd, one label has one more.
 
     An example depends on the seed, its index and the settings alone: any number of workers gives the same ones, and a
-    larger count begins with those of a smaller one.
+    larger count begins with those of a smaller one. Close the generator to end its processes early.
     """
     check_count("count", count)
     check_count("seed", seed, at_least=0)

@@ -275,7 +275,7 @@ def test_workers_end_when_the_iteration_is_left() -> None:
     examples = generate(100_000, seed=0, workers=2, settings=SMALL)
     next(examples)
     assert multiprocessing.active_children()
-    examples.close()  # type: ignore[attr-defined]
+    examples.close()
     assert not multiprocessing.active_children()
 
 
