@@ -14,6 +14,7 @@ import numpy as np
 import tyro
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -193,6 +194,8 @@ def _retrieval(task: Retrieval, closing: ExitStack) -> Prepared:
         "max_len": task.max_len,
     }
     if task.source is not None and task.papers is None and task.pairs is None:
+        if not task.strict:
+            raise ValueError("--no-strict is for --pairs; with --source, all pairs are kept")
         return Prepared(facts | {"source": retrieval.NAME}, retrieval.read_official(task.source, max_len=task.max_len))
     if task.source is None and task.papers is not None and task.pairs is not None:
         splits = retrieval.read_parquet(task.papers, task.pairs, max_len=task.max_len, strict=task.strict)
@@ -265,10 +268,11 @@ def _totals(*counts: int) -> dict[str, int]:
     return totals
 
 
-def _parts(stream: Iterator[Example], totals: Mapping[str, int], closing: ExitStack) -> dict[str, Iterator[Example]]:
+def _parts(
+    stream: Generator[Example, None, None], totals: Mapping[str, int], closing: ExitStack
+) -> dict[str, Iterator[Example]]:
     """The first examples for training, the next for validation, the last for the test, to be read in this order."""
-    if isinstance(stream, Generator):
-        closing.callback(stream.close)  # ends its processes
+    closing.callback(stream.close)  # ends its processes
     return {name: islice(stream, total) for name, total in totals.items()}
 
 
@@ -289,7 +293,7 @@ def _reading(console: Console, task: Target) -> Iterator[None]:
     if source is None:
         yield
     elif console.is_terminal:
-        with console.status(f"reading {source.name}"):
+        with console.status(escape(f"reading {source.name}")):
             yield
     else:
         console.print(f"reading {source.name}", markup=False, soft_wrap=True)

@@ -113,6 +113,8 @@ def test_retrieval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ([], ["--papers", papers], ["--source", tmp_path, "--pairs", pairs]):
         line = failure(capsys, tmp_path, "retrieval", "--out", tmp_path / "b", *wrong)
         assert line == "skein: give either --source, or --papers and --pairs"
+    line = failure(capsys, tmp_path, "retrieval", "--out", tmp_path / "b", "--source", tmp_path, "--no-strict")
+    assert "--no-strict is for --pairs" in line
 
 
 def test_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
