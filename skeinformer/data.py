@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -14,11 +14,13 @@ import numpy as np
 import tyro
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from skeinformer.lra import image, listops, retrieval, text
+from skeinformer.lra import image, listops, pathfinder, retrieval, text
 from skeinformer.lra.listops import ListOpsSettings
+from skeinformer.lra.pathfinder import PathfinderSettings
 from skeinformer.lra.store import SPLITS, Example, Store, check_free, open_store, write_store
 from skeinformer.registry import check_count
 
@@ -98,6 +100,25 @@ class Image(Target):
     """Of the choice of validation images."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pathfinder(Target):
+    """Do two disks mark the ends of one dashed curve? Generated, or the official images."""
+
+    source: Path | None = None
+    """The folder pathfinder32 of the official release. Default: generate."""
+    train: int = 160_000
+    """Images to generate for training."""
+    valid: int = 20_000
+    """Images to generate for validation."""
+    test: int = 20_000
+    """Images to generate for the test."""
+    settings: PathfinderSettings = field(default_factory=PathfinderSettings)
+    seed: int = 0
+    """Of the generator, or of the division of the official images into 80, 10 and 10 %."""
+    workers: int | None = None
+    """Processes that generate; their number changes nothing else. Default: one for each core."""
+
+
 @dataclass(frozen=True)
 class Data:
     """Prepare the data of a task of the Long Range Arena: one folder that training reads."""
@@ -107,6 +128,7 @@ class Data:
             Annotated[ListOps, tyro.conf.subcommand("listops")]
             | Annotated[Text, tyro.conf.subcommand("text")]
             | Annotated[Retrieval, tyro.conf.subcommand("retrieval")]
+            | Annotated[Pathfinder, tyro.conf.subcommand("pathfinder")]
             | Annotated[Image, tyro.conf.subcommand("image")]
         ]
     ]
@@ -138,7 +160,7 @@ def _listops(task: ListOps, closing: ExitStack) -> Prepared:
     facts = {"task": "listops", "vocab_size": len(listops.TOKENS), "num_classes": listops.NUM_CLASSES, "sequences": 1}
     settings = task.settings
     if task.source is not None:
-        _refuse_generator_options(task, used={"out", "overwrite", "source", "max_len"})
+        _refuse_generator_options(task, used={"max_len"})
         facts |= {"source": _name(task.source), "max_len": settings.max_len}
         return Prepared(facts, listops.read_official(task.source, max_len=settings.max_len))
     totals = _totals(task.train, task.valid, task.test)
@@ -172,12 +194,36 @@ def _retrieval(task: Retrieval, closing: ExitStack) -> Prepared:
         "max_len": task.max_len,
     }
     if task.source is not None and task.papers is None and task.pairs is None:
+        if not task.strict:
+            raise ValueError("--no-strict is for --pairs; with --source, all pairs are kept")
         return Prepared(facts | {"source": retrieval.NAME}, retrieval.read_official(task.source, max_len=task.max_len))
     if task.source is None and task.papers is not None and task.pairs is not None:
         splits = retrieval.read_parquet(task.papers, task.pairs, max_len=task.max_len, strict=task.strict)
         options = {"papers": _name(task.papers), "strict": task.strict}
         return Prepared(facts | {"source": _name(task.pairs), "options": options}, splits)
     raise ValueError("give either --source, or --papers and --pairs")
+
+
+def _pathfinder(task: Pathfinder, closing: ExitStack) -> Prepared:
+    facts: dict[str, Any] = {
+        "task": "pathfinder",
+        "vocab_size": 256,
+        "num_classes": 2,
+        "sequences": 1,
+        "max_len": task.settings.image_size**2,
+        "seed": task.seed,
+    }
+    if task.source is not None:
+        _refuse_generator_options(task, used={"seed"})
+        splits = pathfinder.read_official(task.source, seed=task.seed)
+        totals = {name: len(examples) for name, examples in splits.items() if isinstance(examples, Sized)}
+        return Prepared(facts | {"source": _name(task.source)}, splits, totals)
+    totals = _totals(task.train, task.valid, task.test)
+    stream = pathfinder.generate(
+        sum(totals.values()), seed=task.seed, workers=_workers(task.workers), settings=task.settings
+    )
+    facts |= {"source": GENERATOR, "options": asdict(task.settings)}
+    return Prepared(facts, _parts(stream, totals, closing), totals)
 
 
 def _image(task: Image, closing: ExitStack) -> Prepared:
@@ -200,6 +246,7 @@ PREPARE: dict[type[Target], Callable[[Any, ExitStack], Prepared]] = {
     ListOps: _listops,
     Text: _text,
     Retrieval: _retrieval,
+    Pathfinder: _pathfinder,
     Image: _image,
 }
 
@@ -225,17 +272,17 @@ def _parts(
     stream: Generator[Example, None, None], totals: Mapping[str, int], closing: ExitStack
 ) -> dict[str, Iterator[Example]]:
     """The first examples for training, the next for validation, the last for the test, to be read in this order."""
-    closing.callback(stream.close)
+    closing.callback(stream.close)  # ends its processes
     return {name: islice(stream, total) for name, total in totals.items()}
 
 
-def _refuse_generator_options(task: ListOps, used: set[str]) -> None:
+def _refuse_generator_options(task: ListOps | Pathfinder, used: set[str]) -> None:
     """What only a generator can use must not be dropped silently where files are read."""
-    given, default = asdict(task), asdict(ListOps(out=task.out))
+    given, default = asdict(task), asdict(type(task)(out=task.out))
     given |= given.pop("settings")
     default |= default.pop("settings")
     for name, value in given.items():
-        if name not in used and value != default[name]:
+        if name not in used | {"out", "overwrite", "source"} and value != default[name]:
             option = name.replace("_", "-")
             raise ValueError(f"--{option} is for the generator; with --source, files are taken as they are")
 
@@ -246,7 +293,7 @@ def _reading(console: Console, task: Target) -> Iterator[None]:
     if source is None:
         yield
     elif console.is_terminal:
-        with console.status(f"reading {source.name}"):
+        with console.status(escape(f"reading {source.name}")):
             yield
     else:
         console.print(f"reading {source.name}", markup=False, soft_wrap=True)

@@ -21,8 +21,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from skeinformer.data import Data, ListOps, run_data
+from skeinformer.data import Data, ListOps, Pathfinder, run_data
 from skeinformer.lra.listops import ListOpsSettings
+from skeinformer.lra.snakes import PathfinderSettings
 from skeinformer.lra.store import META, open_store
 from skeinformer.records import Record, Value, append, read
 from skeinformer.registry import check_count
@@ -34,7 +35,10 @@ from skeinformer.training.loop import RECORDS
 from skeinformer.training.models import BAG_OF_TOKENS
 
 # the tasks that `skein data` can generate: its options, and those of the generator
-GENERATED: dict[str, tuple[Any, Any]] = {"listops": (ListOps, ListOpsSettings)}
+GENERATED: dict[str, tuple[Any, Any]] = {
+    "listops": (ListOps, ListOpsSettings),
+    "pathfinder": (Pathfinder, PathfinderSettings),
+}
 POLL_SECONDS = 0.5
 FAILURE = "failure.jsonl"
 

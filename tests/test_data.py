@@ -113,6 +113,8 @@ def test_retrieval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ([], ["--papers", papers], ["--source", tmp_path, "--pairs", pairs]):
         line = failure(capsys, tmp_path, "retrieval", "--out", tmp_path / "b", *wrong)
         assert line == "skein: give either --source, or --papers and --pairs"
+    line = failure(capsys, tmp_path, "retrieval", "--out", tmp_path / "b", "--source", tmp_path, "--no-strict")
+    assert "--no-strict is for --pairs" in line
 
 
 def test_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +132,43 @@ def test_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(source / "labels.npz", train=np.arange(40) % 11, test=np.arange(20) % 10)
     line = failure(capsys, tmp_path, "image", "--source", source, "--out", tmp_path / "b", "--valid", 10)
     assert line.endswith("labels.npz, train, row 10: the label is 10, expected 0 to 9")
+
+
+def test_pathfinder_is_generated(tmp_path: Path) -> None:
+    sizes = ["--train", 12, "--valid", 4, "--test", 6, "--image-size", 16, "--paddles", 3, "--distractors", 0]
+    assert data("pathfinder", "--out", tmp_path / "a", *sizes, *ONE, "--seed", 4) == 0
+    store = open_store(tmp_path / "a", verify=True)
+    assert (store.meta.task, store.meta.source, store.meta.seed) == ("pathfinder", "generator", 4)
+    assert (store.meta.vocab_size, store.meta.num_classes, store.meta.max_len) == (256, 2, 256)
+    assert store.meta.options["paddles"] == 3
+    for name, count in (("train", 12), ("valid", 4), ("test", 6)):
+        split = store.split(name)
+        assert (len(split), split.labels.sum()) == (count, count // 2)
+        assert set(split.lengths.ravel().tolist()) == {256}
+
+
+def test_pathfinder_from_official_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    source = tmp_path / "pathfinder32"
+    root = source / "curv_contour_length_14"
+    (root / "metadata").mkdir(parents=True)
+    (root / "imgs" / "0").mkdir(parents=True)
+    for number in range(20):
+        pillow.fromarray(np.full((32, 32), number, np.uint8)).save(root / "imgs" / "0" / f"sample_{number}.png")
+    lines = [f"imgs/0 sample_{number}.png {number} {number % 2} 1.0\n" for number in range(20)]
+    (root / "metadata" / "0.npy").write_text("".join(lines))
+    assert data("pathfinder", "--source", source, "--out", tmp_path / "a", "--seed", 1) == 0
+    assert "train: 16 of 16" in capsys.readouterr().out
+    store = open_store(tmp_path / "a", verify=True)
+    assert (store.meta.source, store.meta.seed, store.meta.max_len) == ("pathfinder32", 1, 1024)
+    assert store.meta.splits == {"train": 16, "valid": 2, "test": 2}
+    found = {int(store.split(name).sequence(index)[0]) for name in SPLITS for index in range(store.meta.splits[name])}
+    assert found == set(range(20))
+    line = failure(capsys, tmp_path, "pathfinder", "--source", source, "--out", tmp_path / "b", "--paddles", 6)
+    assert "--paddles is for the generator" in line
+    (root / "metadata" / "0.npy").write_text("".join([*lines[:3], "imgs/0 sample_3.png 3 2 1.0\n"]))
+    line = failure(capsys, tmp_path, "pathfinder", "--source", source, "--out", tmp_path / "b")
+    assert "line 4 has label '2', expected 0 or 1" in line
 
 
 def test_a_store_is_replaced_only_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
