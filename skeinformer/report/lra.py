@@ -166,11 +166,11 @@ def study_tables(records: Sequence[Record]) -> list[Table]:
     """Skeinformer on Text for every batch and learning rate of which there are runs, a table for each recipe."""
     pure, others = split_runs(records)
     studied = [run for run in others if _is_studied(run)]
-    alike = grouped(studied, lambda run: identity(run, ("recipe", "data")))
+    alike = grouped(studied, _setting_of_study)
     tables = []
-    for recipe, data in sorted(alike, key=lambda key: (recipes(studied).index(str(key[0])), str(key[1]))):
+    for recipe, data, rest in sorted(alike, key=lambda key: (recipes(studied).index(str(key[0])), *map(str, key[1:]))):
         mine = [run for run in pure if _is_skeinformer_on_text(run)] + studied
-        mine = [run for run in mine if identity(run, ("recipe", "data")) == (recipe, data)]
+        mine = [run for run in mine if _setting_of_study(run) == (recipe, data, rest)]
         found = grouped(mine, lambda run: identity(run, ("batch", "learning_rate")))
         rows = [
             {"label": label(mine[-1]), "batch": batch, "learning_rate": rate, **_summary(found.get((batch, rate), ()))}
@@ -182,7 +182,8 @@ def study_tables(records: Sequence[Record]) -> list[Table]:
             Column("learning rate", lambda row: f"{row['learning_rate']:g}", field="learning_rate"),
             *_summary_columns(),
         ]
-        title = f"Recipe {recipe}, data {data}: every batch with every learning rate"
+        changed = f" with {rest}" if rest else ""
+        title = f"Recipe {recipe}{changed}, data {data}: every batch with every learning rate"
         tables.append(Table(title, rows, columns, str(recipe), STUDY_NOTE))
     return tables
 
@@ -295,9 +296,19 @@ def _is_skeinformer_on_text(run: Record) -> bool:
 
 
 def _is_studied(run: Record) -> bool:
-    """Does the run differ from its recipe by batch and learning rate alone?"""
-    names = {part.partition("=")[0].strip() for part in str(run.get("overrides") or "").split(",")}
-    return _is_skeinformer_on_text(run) and names <= STUDIED
+    """Does the run change the batch or the learning rate of its recipe?"""
+    return _is_skeinformer_on_text(run) and any(name in STUDIED for name, _ in _overrides(run))
+
+
+def _setting_of_study(run: Record) -> tuple[Value, ...]:
+    """What the runs of a study share: recipe, data, and what else they change."""
+    rest = ", ".join(f"{name}={value}" for name, value in _overrides(run) if name not in STUDIED)
+    return run.get("recipe"), run.get("data"), rest
+
+
+def _overrides(run: Record) -> list[tuple[str, str]]:
+    parts = [part.partition("=") for part in str(run.get("overrides") or "").split(",")]
+    return [(name.strip(), value.strip()) for name, _, value in parts if name.strip()]
 
 
 def _is_rival(row: Record) -> bool:

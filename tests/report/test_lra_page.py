@@ -236,6 +236,15 @@ def test_the_study_has_every_batch_and_rate_with_the_recipes_own_runs() -> None:
     assert "Runs with other settings" not in lra_markdown(records)
 
 
+def test_a_study_may_change_other_settings_if_all_its_runs_do() -> None:
+    shorter = [{**record, "overrides": f"max_len=256, {record['overrides']}, steps=150"} for record in study_records()]
+    found = tables(lra_markdown([*lra_records(seeds=(0,)), *shorter]))
+    (_, *rows) = found[
+        "Recipe cpu with max_len=256, steps=150, data imdb.parquet: every batch with every learning rate"
+    ]
+    assert [row[2].partition("<br>")[0] for row in rows if row[:2] == ["128", "0.0001"]] == ["-"]  # not the recipe's
+
+
 def test_runs_with_other_settings_or_data_are_apart_and_not_lost() -> None:
     records = [
         *lra_records(("vmean", "softmax"), tasks=("text",), seeds=(0,)),
