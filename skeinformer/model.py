@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import build
-from skeinformer.attention.reformer import Reformer
+from skeinformer.attention.reformer import shares_keys
 from skeinformer.registry import check_count, check_number
 from skeinformer.rows import plain_cpu
 
@@ -256,11 +256,6 @@ def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
         return x.mean(1)
     total = x.masked_fill(~mask[..., None], 0).sum(1)
     return total / mask.sum(1, keepdim=True).clamp(min=1)
-
-
-def shares_keys(attention: nn.Module) -> bool:
-    """Whether the attention must be given its queries as keys."""
-    return isinstance(attention, Reformer)
 
 
 def initialize(module: nn.Module) -> None:

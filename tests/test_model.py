@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention
+from skeinformer.attention.reformer import shares_keys
 from skeinformer.model import (
     Classifier,
     Dropout,
@@ -18,7 +19,6 @@ from skeinformer.model import (
     PairClassifier,
     SelfAttention,
     masked_mean,
-    shares_keys,
 )
 from tests.helpers import PADDING_IS_DRAWN, generator, lengths_mask
 

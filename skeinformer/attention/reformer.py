@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from skeinformer.attention.base import Attention, clear_padding, default_scale
@@ -345,6 +345,11 @@ class Reformer(Attention):
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, num_hashes={self.num_hashes}, chunk_size={self.chunk_size}"
+
+
+def shares_keys(attention: nn.Module) -> bool:
+    """Whether the attention must be given its queries as keys."""
+    return isinstance(attention, Reformer)
 
 
 def same_tensor(query: Tensor, key: Tensor) -> bool:

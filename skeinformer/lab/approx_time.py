@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention import Attention
+from skeinformer.attention.reformer import shares_keys
 from skeinformer.lab.approx import QKV, Case, Experiment, Input, OnStep, Source, Work, cases, now, stream_seed
 from skeinformer.lab.flops import flop_counter
 from skeinformer.lab.measure import peak_memory, quartiles, ratio
 from skeinformer.lab.speed import both_run, forward_run, spread, timed_rounds
-from skeinformer.model import shares_keys
 from skeinformer.records import Record, machine
 
 KEYS = ("model", "layer", "n", "method", "options", "samples", "batch", "threads")

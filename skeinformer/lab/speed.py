@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS
+from skeinformer.attention.reformer import shares_keys
 from skeinformer.lab.contenders import Contender, build_contender, has_budget, parse_all
 from skeinformer.lab.flops import count_multiply_adds, executed_flops
 from skeinformer.lab.measure import Quartiles, interleaved, peak_memory, quartiles, ratio
-from skeinformer.model import shares_keys
 from skeinformer.records import Record, Value, machine
 from skeinformer.registry import check_choice, check_count, check_number
 
