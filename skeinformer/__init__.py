@@ -1,5 +1,6 @@
 """Sketched self-attention: softmax attention over long sequences in linear time, with a measured error."""
 
+from skeinformer import nn
 from skeinformer.attention import (
     METHODS,
     Attention,
@@ -12,6 +13,7 @@ from skeinformer.attention import (
     cluster_attention,
     skein_attention,
 )
+from skeinformer.convert import Conversion, convert, restore
 from skeinformer.sketch import SKETCHES, Sketch, draw
 
 __version__ = "0.1.0"
@@ -22,12 +24,16 @@ __all__ = [
     "Attention",
     "ClusterInfo",
     "ClusterNoise",
+    "Conversion",
     "SkeinInfo",
     "SkeinNoise",
     "Sketch",
     "build",
     "choose_num_samples",
     "cluster_attention",
+    "convert",
     "draw",
+    "nn",
+    "restore",
     "skein_attention",
 ]

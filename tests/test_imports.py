@@ -17,6 +17,8 @@ ORDER = [
     "attention",
     "theory",
     "model",
+    "nn",
+    "convert",
     "records",
     "lab",
     "report",

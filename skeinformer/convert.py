@@ -1,0 +1,241 @@
+"""Sketched attention in a PyTorch model that exists: `convert` changes its layers in place, `restore` undoes it.
+
+A layer changes its class and nothing else: it stays the same object, with its parameters, hooks and attributes, so that
+optimizers, wrappers and whoever else holds it go on as before. What it was is kept in the object, and so survives a
+copy, a pickle and a second conversion.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from skeinformer.attention import METHODS, Attention
+from skeinformer.attention.base import DTYPES
+from skeinformer.attention.exact import Softmax
+from skeinformer.nn import DropoutNotice, MultiheadAttention, adds_keys, build_attention, place
+from skeinformer.registry import lookup
+
+Filter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None
+OWN_ATTRIBUTES = ("attention", "method", "notice")  # what a converted layer has beside torch's
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did: names of layers, and for those it left alone the reason. Printing it shows all of it."""
+
+    method: str
+    options: Mapping[str, object]
+    converted: tuple[str, ...]
+    left: Mapping[str, str]
+    """Name to reason."""
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        total = len(self.converted) + len(self.left)
+        lines = [f"{len(self.converted)} of {total} attention layers attend by {self.method}({options})"]
+        lines += [f"  converted   {_shown(name)}" for name in self.converted]
+        lines += [f"  left alone  {_shown(name)}: {reason}" for name, reason in self.left.items()]
+        lines += [f"  note        {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a layer was: its class, and its attention if it was one of ours already."""
+
+    kind: type[nn.MultiheadAttention]
+    attention: Attention | None = None
+    method: str = ""
+
+
+def convert(model: nn.Module, method: str = "skeinformer", *, filter: Filter = None, **options: Any) -> Conversion:
+    """Let every `nn.MultiheadAttention` in `model` attend by `method`, in place; the report says what changed.
+
+    `options` are those of `skeinformer.nn.MultiheadAttention`: budget, num_pilots, seed and the rest of `build`; layer
+    i has the seed `seed + i` (0 unless given; None draws anew in evaluation too). `filter` chooses layers: a predicate
+    on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes the options.
+
+    Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal;
+    subclasses with a forward of their own; parametrized or quantized weights. Nothing is changed if anything raises.
+    """
+    entry = lookup("attention", method, METHODS)
+    layers, aliases = attention_layers(model)
+    chosen = choose(layers, aliases, filter)
+    exceptions = decoder_rules(model, entry.cross_attention)
+    left: dict[str, str] = {}
+    attentions: dict[str, Attention] = {}
+    seed = options.get("seed", 0)
+    for index, (name, layer) in enumerate(layers.items()):
+        reason = exceptions.get(id(layer)) or why_not(layer)
+        if reason is None and not entry.cross_attention and adds_keys(layer):
+            reason = f"{method} is a pattern over positions, and add_bias_kv or add_zero_attn adds keys that have none"
+        if name not in chosen:
+            now = f"; it attends by {layer.method}" if isinstance(layer, MultiheadAttention) else ""
+            reason = f"not chosen by filter{now}"
+        if reason is not None:
+            left[name] = reason
+            continue
+        own = options if seed is None else {**options, "seed": seed + index}
+        attentions[name] = build_attention(layer, method, **own)
+    notice = DropoutNotice()
+    for name, attention in attentions.items():
+        change(layers[name], attention, method, notice)
+    leave_nested_tensors(model)
+    notes = [f"{alias} is the same layer as {_shown(name)}" for alias, name in aliases.items()]
+    notes += describe(attentions, {name: layers[name] for name in attentions})
+    if not layers:
+        notes.append(
+            f"{type(model).__name__} has no torch.nn.MultiheadAttention; models of transformers choose their "
+            "attention by name, see docs/drop-in.md"
+        )
+    return Conversion(method, options, tuple(attentions), left, tuple(notes))
+
+
+def restore(model: nn.Module) -> tuple[str, ...]:
+    """Undo `convert` in `model`, in place: classes, attributes and flags as they were; weights as they are now.
+
+    Returns the names of the layers that it changed back. Copies and unpickled models can be restored too.
+    """
+    restored = []
+    for name, layer in attention_layers(model)[0].items():
+        before: Before | None = layer.__dict__.pop("_before", None)
+        if before is None:
+            continue
+        restored.append(name)
+        if before.attention is not None:
+            ours = cast(MultiheadAttention, layer)
+            ours.attention, ours.method = place(before.attention, layer), before.method
+        else:
+            for attribute in OWN_ATTRIBUTES:
+                delattr(layer, attribute)
+            layer.__class__ = before.kind
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder) and "_use_nested_tensor_before" in encoder.__dict__:
+            encoder.use_nested_tensor = encoder.__dict__.pop("_use_nested_tensor_before")
+    return tuple(restored)
+
+
+def attention_layers(model: nn.Module) -> tuple[dict[str, nn.MultiheadAttention], dict[str, str]]:
+    """The attention layers by name, each object once under its first name, and the first name for every other name."""
+    first: dict[int, str] = {}
+    layers: dict[str, nn.MultiheadAttention] = {}
+    aliases: dict[str, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, nn.MultiheadAttention):
+            continue
+        if id(module) in first:
+            aliases[name] = first[id(module)]
+        else:
+            first[id(module)], layers[name] = name, module
+    return layers, aliases
+
+
+def choose(layers: Mapping[str, nn.MultiheadAttention], aliases: Mapping[str, str], filter: Filter) -> set[str]:
+    """The first names of layers that a filter lets through under any name; ValueError for a pattern that fits none."""
+    first = {**{name: name for name in layers}, **aliases}
+    if filter is None:
+        return set(layers)
+    if callable(filter):
+        return {first[name] for name in first if filter(name, layers[first[name]])}
+    chosen: set[str] = set()
+    for pattern in [filter] if isinstance(filter, str) else filter:
+        found = {first[name] for name in first if fnmatchcase(name, pattern)}
+        if not found:
+            names = ", ".join(map(_shown, first)) or "none"
+            raise ValueError(f"filter pattern {pattern!r} fits no attention layer; the model has: {names}")
+        chosen |= found
+    return chosen
+
+
+def decoder_rules(model: nn.Module, cross_attention: bool) -> dict[int, str]:
+    """Layers of torch's decoders that must stay exact, by id, with the reason."""
+    rules: dict[int, str] = {}
+    for decoder in model.modules():
+        if isinstance(decoder, nn.TransformerDecoderLayer):
+            rules[id(decoder.self_attn)] = "self-attention of a decoder layer, which is causal, stays exact"
+            if not cross_attention:
+                rules[id(decoder.multihead_attn)] = "cross-attention, and the method is a pattern over one sequence"
+    return rules
+
+
+def why_not(layer: nn.MultiheadAttention) -> str | None:
+    """The reason why this layer cannot be converted, or None."""
+    kind = MultiheadAttention if isinstance(layer, MultiheadAttention) else nn.MultiheadAttention
+    if "forward" in layer.__dict__:
+        return "its forward was replaced on the object itself; convert first, then apply what replaces it"
+    if type(layer).forward is not kind.forward:
+        return f"{type(layer).__name__} is a subclass with a forward of its own"
+    if parametrize.is_parametrized(layer) or parametrize.is_parametrized(layer.out_proj):
+        return "its weights are parametrized"
+    weight = layer.out_proj.weight
+    if not isinstance(layer.out_proj, nn.Linear) or not isinstance(weight, Tensor) or weight.dtype not in DTYPES:
+        return "its weights are quantized, or its output projection is not a plain nn.Linear"
+    taken = [name for name in OWN_ATTRIBUTES if hasattr(layer, name)]
+    if taken and kind is nn.MultiheadAttention:
+        return f"it has an attribute {taken[0]!r} of its own"
+    return None
+
+
+def change(layer: nn.MultiheadAttention, attention: Attention, method: str, notice: DropoutNotice) -> None:
+    """Give one layer its attention; the first time also its class, and remember what it was."""
+    if "_before" not in layer.__dict__:
+        if isinstance(layer, MultiheadAttention):
+            layer.__dict__["_before"] = Before(type(layer), layer.attention, layer.method)
+        else:
+            kind: type = type(layer)
+            layer.__dict__["_before"] = Before(kind)
+            layer.__class__ = sketched_class(kind)
+    ours = cast(MultiheadAttention, layer)
+    ours.attention, ours.method, ours.notice = attention, method, notice
+
+
+def leave_nested_tensors(model: nn.Module) -> None:
+    """Keep encoders that hold one of our layers from packing padded input into nested tensors."""
+    for encoder in model.modules():
+        if not isinstance(encoder, nn.TransformerEncoder) or not getattr(encoder, "use_nested_tensor", False):
+            continue
+        if any(isinstance(module, MultiheadAttention) for module in encoder.modules()):
+            encoder.__dict__["_use_nested_tensor_before"] = encoder.use_nested_tensor
+            encoder.use_nested_tensor = False
+
+
+def describe(attentions: Mapping[str, Attention], layers: Mapping[str, nn.MultiheadAttention]) -> list[str]:
+    """What a user should know about the layers that changed."""
+    notes = []
+    added = sum(parameter.numel() for attention in attentions.values() for parameter in attention.parameters())
+    if added:
+        notes.append(f"{added} new parameters need training: give them to the optimizer, convert before wrapping")
+    rates = {layer.dropout for name, layer in layers.items() if not isinstance(attentions[name], Softmax)} - {0.0}
+    if rates:
+        shown = ", ".join(f"{rate:g}" for rate in sorted(rates))
+        notes.append(f"dropout on attention weights ({shown}) is not applied in training: no weights are formed")
+    return notes
+
+
+@cache
+def sketched_class(kind: type) -> type[MultiheadAttention]:
+    """The class of a converted layer: ours, or for a subclass without a forward of its own, ours before that one."""
+    if kind is nn.MultiheadAttention:
+        return MultiheadAttention
+
+    def reduce(layer: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        # a class made here has no name to be found by: copies and pickles find it by the class it was made from
+        reduced = cast(tuple[Any, ...], object.__reduce_ex__(layer, protocol))
+        return (_empty, (kind,), *reduced[2:])
+
+    return type(f"Sketched{kind.__name__}", (MultiheadAttention, kind), {"__reduce_ex__": reduce})
+
+
+def _empty(kind: type) -> nn.Module:
+    made = sketched_class(kind)
+    return made.__new__(made)
+
+
+def _shown(name: str) -> str:
+    return name or "the model itself"
