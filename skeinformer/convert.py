@@ -21,6 +21,9 @@ from skeinformer.nn import DropoutNotice, MultiheadAttention, adds_keys, build_a
 from skeinformer.registry import lookup
 
 Filter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None
+# each row of the output is a function of its own query; elsewhere pilots or landmarks come from all queries
+ROW_BY_ROW = {"softmax", "softmax_dropout", "vmean", "performer", "linear_transformer", "linformer", "linformer_jlt"}
+ROW_BY_ROW |= {"skeinformer_uniform"}
 OWN_ATTRIBUTES = ("attention", "method", "notice")  # what a converted layer has beside torch's
 
 
@@ -64,31 +67,20 @@ def convert(model: nn.Module, method: str = "skeinformer", *, filter: Filter = N
     Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal;
     subclasses with a forward of their own; parametrized or quantized weights. Nothing is changed if anything raises.
     """
-    entry = lookup("attention", method, METHODS)
     layers, aliases = attention_layers(model)
-    chosen = choose(layers, aliases, filter)
-    exceptions = decoder_rules(model, entry.cross_attention)
-    left: dict[str, str] = {}
+    left = reasons(model, layers, choose(layers, aliases, filter), method)
     attentions: dict[str, Attention] = {}
     seed = options.get("seed", 0)
     for index, (name, layer) in enumerate(layers.items()):
-        reason = exceptions.get(id(layer)) or why_not(layer)
-        if reason is None and not entry.cross_attention and adds_keys(layer):
-            reason = f"{method} is a pattern over positions, and add_bias_kv or add_zero_attn adds keys that have none"
-        if name not in chosen:
-            now = f"; it attends by {layer.method}" if isinstance(layer, MultiheadAttention) else ""
-            reason = f"not chosen by filter{now}"
-        if reason is not None:
-            left[name] = reason
-            continue
-        own = options if seed is None else {**options, "seed": seed + index}
-        attentions[name] = build_attention(layer, method, **own)
+        if name not in left:
+            own = {**options, "seed": seed + index} if type(seed) is int else options
+            attentions[name] = build_attention(layer, method, **own)
     notice = DropoutNotice()
     for name, attention in attentions.items():
         change(layers[name], attention, method, notice)
     leave_nested_tensors(model)
     notes = [f"{alias} is the same layer as {_shown(name)}" for alias, name in aliases.items()]
-    notes += describe(attentions, {name: layers[name] for name in attentions})
+    notes += describe(model, method, {name: (layers[name], attention) for name, attention in attentions.items()})
     if not layers:
         notes.append(
             f"{type(model).__name__} has no torch.nn.MultiheadAttention; models of transformers choose their "
@@ -153,15 +145,31 @@ def choose(layers: Mapping[str, nn.MultiheadAttention], aliases: Mapping[str, st
     return chosen
 
 
-def decoder_rules(model: nn.Module, cross_attention: bool) -> dict[int, str]:
-    """Layers of torch's decoders that must stay exact, by id, with the reason."""
-    rules: dict[int, str] = {}
-    for decoder in model.modules():
-        if isinstance(decoder, nn.TransformerDecoderLayer):
-            rules[id(decoder.self_attn)] = "self-attention of a decoder layer, which is causal, stays exact"
-            if not cross_attention:
-                rules[id(decoder.multihead_attn)] = "cross-attention, and the method is a pattern over one sequence"
-    return rules
+def reasons(
+    model: nn.Module, layers: Mapping[str, nn.MultiheadAttention], chosen: set[str], method: str
+) -> dict[str, str]:
+    """The layers to leave alone, by name, each with the reason."""
+    crosses = lookup("attention", method, METHODS).cross_attention
+    left = {}
+    for name, layer in layers.items():
+        reason = why_not(layer)
+        if name not in chosen:
+            now = f"; it attends by {layer.method}" if isinstance(layer, MultiheadAttention) else ""
+            reason = f"not chosen by filter{now}"
+        elif any(layer is decoder.self_attn for decoder in decoders(model)):
+            reason = "self-attention of a decoder layer, which is causal, stays exact"
+        elif not crosses and any(layer is decoder.multihead_attn for decoder in decoders(model)):
+            reason = f"cross-attention, and {method} is a pattern over one sequence"
+        elif not crosses and adds_keys(layer):
+            reason = f"add_bias_kv or add_zero_attn adds keys, and {method} is a pattern over one sequence"
+        if reason is not None:
+            left[name] = reason
+    return left
+
+
+def decoders(model: nn.Module) -> list[nn.TransformerDecoderLayer]:
+    """The decoder layers of torch in the model."""
+    return [module for module in model.modules() if isinstance(module, nn.TransformerDecoderLayer)]
 
 
 def why_not(layer: nn.MultiheadAttention) -> str | None:
@@ -205,16 +213,24 @@ def leave_nested_tensors(model: nn.Module) -> None:
             encoder.use_nested_tensor = False
 
 
-def describe(attentions: Mapping[str, Attention], layers: Mapping[str, nn.MultiheadAttention]) -> list[str]:
+def describe(
+    model: nn.Module, method: str, changed: Mapping[str, tuple[nn.MultiheadAttention, Attention]]
+) -> list[str]:
     """What a user should know about the layers that changed."""
     notes = []
-    added = sum(parameter.numel() for attention in attentions.values() for parameter in attention.parameters())
+    added = sum(parameter.numel() for _, attention in changed.values() for parameter in attention.parameters())
     if added:
         notes.append(f"{added} new parameters need training: give them to the optimizer, convert before wrapping")
-    rates = {layer.dropout for name, layer in layers.items() if not isinstance(attentions[name], Softmax)} - {0.0}
+    rates = {layer.dropout for layer, attention in changed.values() if not isinstance(attention, Softmax)} - {0.0}
     if rates:
         shown = ", ".join(f"{rate:g}" for rate in sorted(rates))
         notes.append(f"dropout on attention weights ({shown}) is not applied in training: no weights are formed")
+    crossing = [decoder.multihead_attn for decoder in decoders(model)]
+    if method not in ROW_BY_ROW and any(layer is cross for layer, _ in changed.values() for cross in crossing):
+        notes.append(
+            f"in a decoder's cross-attention by {method} a row may depend on later rows, of which pilots or landmarks "
+            "are taken; skeinformer_uniform and performer go row by row"
+        )
     return notes
 
 
