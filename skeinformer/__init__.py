@@ -1,5 +1,8 @@
 """Sketched self-attention: softmax attention over long sequences in linear time, with a measured error."""
 
+from importlib import import_module
+from typing import Any
+
 from skeinformer import nn
 from skeinformer.attention import (
     METHODS,
@@ -31,9 +34,17 @@ __all__ = [
     "build",
     "choose_num_samples",
     "cluster_attention",
+    "compare",
     "convert",
     "draw",
     "nn",
     "restore",
     "skein_attention",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`compare` is no part of the core: it is imported when it is asked for."""
+    if name == "compare":
+        return import_module("skeinformer.comparison").compare
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

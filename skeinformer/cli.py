@@ -105,6 +105,7 @@ def _run(arguments: Sequence[str]) -> None:
 def _commands() -> dict[str, Command]:
     from skeinformer.approx import Approx, run_approx
     from skeinformer.bench import Bench, run_bench
+    from skeinformer.comparison.command import Compare, run_compare
     from skeinformer.demo import Demo, run_demo
     from skeinformer.report.command import Report, run_report
 
@@ -115,6 +116,10 @@ def _commands() -> dict[str, Command]:
     def bench(options: Bench) -> None:
         print(run_bench(options), flush=True)
 
+    def compare(options: Compare) -> None:
+        path = run_compare(options)
+        print(f"For a page of this: skein report --records {path}", flush=True)
+
     def demo(options: Demo) -> None:
         print(run_demo(options), flush=True)
 
@@ -124,6 +129,7 @@ def _commands() -> dict[str, Command]:
     return {
         "demo": Command(Demo, demo),
         "approx": Command(Approx, approx),
+        "compare": Command(Compare, compare),
         "report": Command(Report, report),
         "bench": Command(Bench, bench),
         "methods": Command(Methods, print_methods),

@@ -5,7 +5,8 @@ optimizers, wrappers and whoever else holds it go on as before. What it was is k
 copy, a pickle and a second conversion.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -111,6 +112,24 @@ def restore(model: nn.Module) -> tuple[str, ...]:
         if isinstance(encoder, nn.TransformerEncoder) and "_use_nested_tensor_before" in encoder.__dict__:
             encoder.use_nested_tensor = encoder.__dict__.pop("_use_nested_tensor_before")
     return tuple(restored)
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Whatever is converted and restored inside, afterwards the attention layers and encoders are what they were."""
+    kept = [
+        (module, type(module), dict(vars(module)), dict(module._modules))
+        for module in model.modules()
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoder)
+    ]
+    try:
+        yield
+    finally:
+        for module, kind, attributes, children in kept:
+            module.__class__ = kind
+            for table, before in ((vars(module), attributes), (module._modules, children)):
+                table.clear()
+                table.update(before)
 
 
 def attention_layers(model: nn.Module) -> tuple[dict[str, nn.MultiheadAttention], dict[str, str]]:

@@ -22,13 +22,15 @@ ORDER = [
     "records",
     "lab",
     "report",
+    "huggingface",
+    "comparison",
     "demo",
     "approx",
     "bench",
     "cli",
     "__main__",
 ]
-NOT_CORE = {"records", "lab", "report", "demo", "approx", "bench", "cli", "__main__"}
+NOT_CORE = {"records", "lab", "report", "huggingface", "comparison", "demo", "approx", "bench", "cli", "__main__"}
 CORE_LIBRARIES = {"torch", "numpy", "skeinformer"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
