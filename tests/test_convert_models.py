@@ -87,22 +87,19 @@ def test_a_single_layer_and_a_bare_attention(monkeypatch: pytest.MonkeyPatch) ->
     assert type(bare) is nn.MultiheadAttention
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_converted_encoder_compiles(training: bool) -> None:
-    model = encoder(1).train(training)
+def test_a_converted_encoder_compiles() -> None:
+    model = encoder(1)
     x, padding = padded_input()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
+    exact = compiled(x, src_key_padding_mask=padding)[~padding]
+    convert(compiled, budget=2)  # a model that was compiled before is compiled again
+    sketched = compiled(x, src_key_padding_mask=padding)[~padding]
+    assert not torch.allclose(sketched, exact)
+    sketched.sum().backward()
+    model.eval()
     with torch.no_grad():
-        exact = compiled(x, src_key_padding_mask=padding)
-        convert(model, budget=LARGE)
-        torch.testing.assert_close(compiled(x, src_key_padding_mask=padding)[~padding], exact[~padding])
-        convert(compiled, budget=2)  # a model that was compiled before is compiled again
-        sketched = compiled(x, src_key_padding_mask=padding)[~padding]
-        assert not torch.allclose(sketched, exact[~padding])
-        if not training:
-            torch.testing.assert_close(sketched, model(x, src_key_padding_mask=padding)[~padding])
-        restore(model)
-        torch.testing.assert_close(compiled(x, src_key_padding_mask=padding)[~padding], exact[~padding])
+        output = compiled(x, src_key_padding_mask=padding)[~padding]
+        torch.testing.assert_close(output, model(x, src_key_padding_mask=padding)[~padding])
 
 
 def test_decoders_keep_their_causal_self_attention(monkeypatch: pytest.MonkeyPatch) -> None:

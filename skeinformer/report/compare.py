@@ -7,7 +7,7 @@ from skeinformer.records import Record
 from skeinformer.report.figures import Styles
 from skeinformer.report.format import between, count, distinct, label, listed, number, percent, required, seconds
 from skeinformer.report.page import Section
-from skeinformer.report.tables import Column, boxed, table_html
+from skeinformer.report.tables import Column, attributes_html, boxed, table_html
 
 # what layers and the model of one comparison share
 SETTINGS = ("model", "text", "method", "options", "samples", "tolerance", "seed", "started")
@@ -69,16 +69,20 @@ LEGEND = (
 
 def compare_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
     """The whole models, in sentences and a table; then a table of layers and heads for each."""
-    fields = frozenset({"label", "n", "samples", "model", "text"})
+    fields = frozenset({"label", "n", "model", "text"})
     wholes = [r for r in records if r.get("kind") == "compare_model"]
-    html = "".join(f"<p>{escape(sentence)}</p>\n" for record in wholes for sentence in sentences(record, records))
+    html = "".join(
+        f"<p{attributes_html(_data(record))}>{escape(' '.join(sentences(record, records)))}</p>\n" for record in wholes
+    )
     if wholes:
         table = table_html(wholes, MODEL_COLUMNS, contest=_input, data=_data, sortable=True)
         html += f"<div class='holds'>{boxed(table)}</div>\n"
     layers = [r for r in records if any(of_comparison(r, whole) for whole in wholes)]
-    if layers:
-        table = table_html(layers, LAYER_COLUMNS, contest=_input, data=_data, sortable=True)
-        html += f"<div class='holds'>{boxed(table, 'Layers and heads')}</div>\n"
+    for heading in ("Layers", "Heads"):
+        if rows := [r for r in layers if (r.get("head") is None) == (heading == "Layers")]:
+            table = table_html(rows, LAYER_COLUMNS, contest=_input, data=_data, sortable=True)
+            html += f"<details{' open' if heading == 'Layers' else ''}><summary>{heading}</summary>\n"
+            html += f"<div class='holds'>{boxed(table)}</div>\n</details>\n"
     return [Section("A model, exact and sketched", f"{html}<p class='faint'>{escape(LEGEND)}</p>", fields, records)]
 
 
@@ -137,5 +141,5 @@ def _input(record: Record) -> object:
 
 
 def _data(record: Record) -> dict[str, str]:
-    shown = {name: record.get(name) for name in ("n", "samples", "model", "text")}
+    shown = {name: record.get(name) for name in ("n", "model", "text")}
     return {"label": label(record), **{name: str(value) for name, value in shown.items() if value is not None}}
