@@ -18,6 +18,7 @@ ORDER = [
     "theory",
     "model",
     "records",
+    "huggingface",
     "lab",
     "report",
     "demo",
@@ -26,7 +27,7 @@ ORDER = [
     "cli",
     "__main__",
 ]
-NOT_CORE = {"records", "lab", "report", "demo", "approx", "bench", "cli", "__main__"}
+NOT_CORE = {"records", "huggingface", "lab", "report", "demo", "approx", "bench", "cli", "__main__"}
 CORE_LIBRARIES = {"torch", "numpy", "skeinformer"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
