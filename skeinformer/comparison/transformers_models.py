@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from skeinformer import huggingface
-from skeinformer.attention import METHODS
+from skeinformer.attention import METHODS, Attention
 from skeinformer.comparison.layers import Call
 from skeinformer.huggingface import Settings, attention_forward, option_names, padding_mask
 from skeinformer.registry import lookup
@@ -32,7 +32,7 @@ class TransformersLayers:
         self.models = outermost(model)
         self.names = {module: name for name, module in model.named_modules()}
         self.before = [x.config._attn_implementation for x in self.models]
-        kept = tuple(sorted(options.items()))
+        kept = tuple((name, tuple(x) if isinstance(x, list) else x) for name, x in sorted(options.items()))
         self.settings = Settings(method, samples, seed, False, kept, option_names(method))
         self.left: dict[str, str] = {}
 
@@ -69,17 +69,19 @@ class TransformersLayers:
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         name = self.names.get(module, type(module).__name__)
-        reason = huggingface.why_exact(self.settings, module, query, key, attention_mask, is_causal, kwargs)
+        masked = (query, key, attention_mask, is_causal, kwargs)
+        reason = huggingface.why_exact(self.settings, self.settings.num_samples, module, *masked)
         if reason is not None:
             self.left[name] = reason
         else:
-            mask = huggingface.as_padding(attention_mask)
+            padding = huggingface.as_padding(attention_mask)
+            mask = None if padding is None else padding.expand(len(query), -1)
             elsewhere = huggingface.attends_elsewhere(module, query, key)
             layer = getattr(module, "layer_idx", None) or 0
             groups, p = query.shape[1] // key.shape[1], query.shape[-1]
 
-            def make(d: int) -> Any:
-                return huggingface.prepared(replace(self.settings, num_samples=d), p, scaling, layer, False)
+            def make(d: int) -> Attention:
+                return huggingface.make(replace(self.settings, num_samples=d), (), p, scaling, layer).eval()
 
             observe(
                 Call(
