@@ -1,5 +1,9 @@
 """Sketched self-attention: softmax attention over long sequences in linear time, with a measured error."""
 
+from importlib import import_module
+from typing import Any
+
+from skeinformer import nn
 from skeinformer.attention import (
     METHODS,
     Attention,
@@ -12,6 +16,7 @@ from skeinformer.attention import (
     cluster_attention,
     skein_attention,
 )
+from skeinformer.convert import Conversion, convert, restore
 from skeinformer.sketch import SKETCHES, Sketch, draw
 
 __version__ = "0.1.0"
@@ -22,12 +27,24 @@ __all__ = [
     "Attention",
     "ClusterInfo",
     "ClusterNoise",
+    "Conversion",
     "SkeinInfo",
     "SkeinNoise",
     "Sketch",
     "build",
     "choose_num_samples",
     "cluster_attention",
+    "compare",
+    "convert",
     "draw",
+    "nn",
+    "restore",
     "skein_attention",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`compare` is no part of the core: it is imported when it is asked for."""
+    if name == "compare":
+        return import_module("skeinformer.comparison").compare
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

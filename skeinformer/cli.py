@@ -108,6 +108,7 @@ def _run(arguments: Sequence[str]) -> None:
 def _commands() -> dict[str, Command]:
     from skeinformer.approx import Approx, run_approx
     from skeinformer.bench import Bench, run_bench
+    from skeinformer.comparison.command import Compare, run_compare
     from skeinformer.data import Data, run_data
     from skeinformer.demo import Demo, run_demo
     from skeinformer.report.command import Report, run_report
@@ -122,6 +123,10 @@ def _commands() -> dict[str, Command]:
 
     def data(options: Data) -> None:
         print(run_data(options), flush=True)
+
+    def compare(options: Compare) -> None:
+        path = run_compare(options)
+        print(f"For a page of this: skein report --records {path}", flush=True)
 
     def demo(options: Demo) -> None:
         print(run_demo(options), flush=True)
@@ -143,6 +148,7 @@ def _commands() -> dict[str, Command]:
     return {
         "demo": Command(Demo, demo),
         "approx": Command(Approx, approx),
+        "compare": Command(Compare, compare),
         "report": Command(Report, report),
         "bench": Command(Bench, bench),
         "data": Command(Data, data),

@@ -16,11 +16,15 @@ ORDER = [
     "sketch",
     "attention",
     "theory",
+    "nn",
+    "convert",
     "model",
     "records",
+    "huggingface",
     "lra",
     "lab",
     "report",
+    "comparison",
     "demo",
     "approx",
     "bench",
@@ -138,7 +142,7 @@ def test_a_right_import_passes(module: str, source: str) -> None:
 
 
 def test_importing_the_package_is_light() -> None:
-    heavy = ["transformers", "matplotlib", "rich", "tyro", "pyarrow"]
+    heavy = ["transformers", "matplotlib", "rich", "tyro", "pyarrow", "skeinformer.comparison"]
     program = f"import sys, skeinformer; print(*[name for name in {heavy} if name in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, check=True

@@ -54,18 +54,22 @@ def interleaved(
     rounds: int,
     warmup: int = 1,
     on_round: Callable[[int, dict[str, list[float]]], None] | None = None,
+    setup: Mapping[str, Callable[[], object]] = {},
 ) -> dict[str, list[float]]:
     """Seconds of every function in each of `rounds` rounds.
 
     A round calls each function once, in one process, and the next round starts with the next function: a machine that
     slows down or warms up does so for all alike. `warmup` rounds come first and are not counted.
-    `on_round(number, seconds so far)` is called after each counted round, from 1.
+    `on_round(number, seconds so far)` is called after each counted round, from 1. What `setup` has under the name of a
+    function is called before it and not timed.
     """
     names = list(fns)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-warmup, rounds):
         first = number % len(names) if names else 0
         for name in names[first:] + names[:first]:
+            if name in setup:
+                setup[name]()
             elapsed = _seconds(fns[name])
             if number >= 0:
                 seconds[name].append(elapsed)

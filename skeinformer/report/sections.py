@@ -6,6 +6,7 @@ from pathlib import Path
 from skeinformer.records import Record
 from skeinformer.report.approx import approx_sections
 from skeinformer.report.bench import bench_sections, peer_sections, step_sections
+from skeinformer.report.compare import compare_sections
 from skeinformer.report.demo import demo_sections
 from skeinformer.report.figures import Styles, method_styles
 from skeinformer.report.files import write_whole
@@ -24,6 +25,8 @@ SECTIONS: dict[str, Callable[[Sequence[Record], Styles], list[Section]]] = {
     "bench_peer": peer_sections,
     "bench_step": step_sections,
     **dict.fromkeys(LRA_KINDS, lra_sections),
+    "compare_model": compare_sections,
+    "compare_layer": compare_sections,
 }
 
 

@@ -98,6 +98,9 @@ def test_interleaved_measures_with_the_clock(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("skeinformer.lab.measure.time.perf_counter", lambda: now)
     seconds = interleaved({"slow": lambda: work(2.0), "fast": lambda: work(0.5)}, 3)
     assert seconds == {"slow": [2.0] * 3, "fast": [0.5] * 3}
+    seconds = interleaved({"slow": lambda: work(2.0)}, 2, warmup=0, setup={"slow": lambda: work(10.0)})
+    assert seconds == {"slow": [2.0] * 2}  # what prepares a call is not timed
+    assert now == 4 * 2.5 + 2 * 12.0
 
 
 def test_ratio_is_taken_round_by_round() -> None:

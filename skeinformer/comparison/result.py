@@ -1,0 +1,62 @@
+"""What `compare` found: records, and a table of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skeinformer.records import Record
+from skeinformer.report.compare import LAYER_COLUMNS, sentences
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HIDDEN = ("method", "d", "n")  # columns that are the same in every row
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Exact and sketched attention side by side. `print()` shows it, `records()` are what `skein report` reads."""
+
+    layers: tuple[Record, ...]
+    """For each attention call: the whole layer, with head None, then its heads."""
+    whole: Record
+    """The model: outputs, time, how many layers are safe."""
+    left: Mapping[str, str]
+    """Layers that stay exact, each with the reason."""
+
+    @property
+    def safe(self) -> tuple[str, ...]:
+        """Names of the layers whose error is at most the tolerance."""
+        return tuple(str(r["layer"]) for r in self.layers if r["head"] is None and r["safe"])
+
+    @property
+    def unsafe(self) -> tuple[str, ...]:
+        """Names of the others."""
+        return tuple(str(r["layer"]) for r in self.layers if r["head"] is None and not r["safe"])
+
+    def records(self) -> list[Record]:
+        """Flat records of the kinds compare_layer and compare_model."""
+        return [*self.layers, self.whole]
+
+    def print(self, console: "Console | None" = None, *, heads: bool = True) -> None:
+        """A table of layers, and of their heads unless told otherwise; then what it says, in sentences. Needs rich."""
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        console = console or Console(highlight=False)
+        columns = [column for column in LAYER_COLUMNS if column.heading not in HIDDEN]
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for column in columns:
+            table.add_column(column.heading, justify="left" if column.heading == "layer" else "right", no_wrap=True)
+        for record in self.layers:
+            whole = record["head"] is None
+            if whole or heads:
+                if whole and heads and table.row_count:
+                    table.add_section()
+                table.add_row(*(Text(column.show(record)) for column in columns))
+        console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+        console.print(table)
+        for sentence in sentences(self.whole, self.layers):
+            console.print(sentence, markup=False, soft_wrap=True)

@@ -1,0 +1,121 @@
+"""The attention layers of Hugging Face models in a model: exact, sketched, or watched."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from skeinformer import huggingface
+from skeinformer.attention import METHODS, Attention
+from skeinformer.comparison.layers import Call
+from skeinformer.huggingface import Settings, attention_forward, option_names, padding_mask
+from skeinformer.registry import lookup
+
+SKETCHED, WATCHED = "skein-compared", "skein-watched"
+# every layer that this would sketch has fewer keys than samples: it takes the exact kernel, with the right mask
+EXACT = Settings(huggingface.SKEINFORMER, sys.maxsize, None, False, (), frozenset())
+
+
+class TransformersLayers:
+    """The layers that `attn_implementation` decides. Call inside `registered`."""
+
+    def __init__(self, model: nn.Module, method: str, samples: int, seed: int, options: dict[str, Any]) -> None:
+        lookup("attention", method, METHODS)
+        if reason := huggingface.left_out(method):
+            raise ValueError(f"{method!r} cannot stand in for the attention of a model of transformers: {reason}")
+        self.models = outermost(model)
+        self.names = {module: name for name, module in model.named_modules()}
+        self.before = [x.config._attn_implementation for x in self.models]
+        kept = tuple((name, tuple(x) if isinstance(x, list) else x) for name, x in sorted(options.items()))
+        self.settings = Settings(method, samples, seed, False, kept, option_names(method))
+        self.left: dict[str, str] = {}
+
+    def exact(self) -> None:
+        """As the models were, or by transformers' own kernel if they were sketched."""
+        for model, name in zip(self.models, self.before, strict=True):
+            model.set_attn_implementation("sdpa" if str(name).startswith("skein") else name)
+
+    def sketched(self) -> None:
+        """All layers that can be, by the method."""
+        AttentionInterface.register(SKETCHED, partial(attention_forward, self.settings))
+        self._set(SKETCHED)
+
+    def watched(self, observe: Callable[[Call], None]) -> None:
+        """Exact, and `observe` is told each call of a layer that `sketched` would sketch."""
+        AttentionInterface.register(WATCHED, partial(self._watch, observe))
+        self._set(WATCHED)
+
+    def _set(self, name: str) -> None:
+        AttentionMaskInterface.register(name, padding_mask)
+        for model in self.models:
+            model.set_attn_implementation(name)
+
+    def _watch(
+        self,
+        observe: Callable[[Call], None],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        name = self.names.get(module, type(module).__name__)
+        masked = (query, key, attention_mask, is_causal, kwargs)
+        reason = huggingface.why_exact(self.settings, self.settings.num_samples, module, *masked)
+        if reason is not None:
+            self.left[name] = reason
+        else:
+            padding = huggingface.as_padding(attention_mask)
+            mask = None if padding is None else padding.expand(len(query), -1)
+            elsewhere = huggingface.attends_elsewhere(module, query, key)
+            layer = getattr(module, "layer_idx", None) or 0
+            groups, p = query.shape[1] // key.shape[1], query.shape[-1]
+
+            def make(d: int) -> Attention:
+                return huggingface.make(replace(self.settings, num_samples=d), (), p, scaling, layer).eval()
+
+            observe(
+                Call(
+                    name,
+                    query,
+                    key.repeat_interleave(groups, 1) if groups > 1 else key,
+                    value.repeat_interleave(groups, 1) if groups > 1 else value,
+                    mask,
+                    None if elsewhere else mask,
+                    1 / math.sqrt(p) if scaling is None else scaling,
+                    make,
+                )
+            )
+        rest = {"scaling": scaling, "is_causal": is_causal, **kwargs}
+        return attention_forward(EXACT, module, query, key, value, attention_mask, **rest)
+
+
+def outermost(model: nn.Module) -> list[PreTrainedModel]:
+    """The models of transformers in `model` that are not part of another one."""
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [found for child in model.children() for found in outermost(child)]
+
+
+@contextmanager
+def registered(model: nn.Module) -> Iterator[None]:
+    """Afterwards every configuration in `model` names the attention that it did, and our two names are gone."""
+    configs = {id(x.config): x.config for x in model.modules() if isinstance(x, PreTrainedModel)}
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    try:
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation_internal = name
+        for name in (SKETCHED, WATCHED):
+            for table in (AttentionInterface, AttentionMaskInterface):
+                table._global_mapping.pop(name, None)

@@ -1,0 +1,156 @@
+"""Tiny Hugging Face models with random weights, as the tests of `skeinformer.huggingface` take them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor
+
+VOCABULARY, LENGTH = 99, 24
+WIDTH, HEADS, LAYERS = 32, 4, 2
+
+
+class Tiny(NamedTuple):
+    """How to make a model, how many of its attention layers are bidirectional, and what it is given."""
+
+    make: Callable[[], Any]
+    sketched: int = LAYERS
+    takes_tokens: bool = True
+
+
+def bert(kind: str = "Bert", **options: Any) -> Any:
+    """BERT or RoBERTa, without dropout."""
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=WIDTH,
+        max_position_embeddings=4 * LENGTH,
+        hidden_dropout_prob=0.0,
+        initializer_range=0.3,  # attention that is not flat
+        **{"attention_probs_dropout_prob": 0.0, **options},
+    )
+    return getattr(transformers, f"{kind}Model")(config)
+
+
+def distilbert() -> Any:
+    config = transformers.DistilBertConfig(
+        vocab_size=VOCABULARY,
+        dim=WIDTH,
+        hidden_dim=WIDTH,
+        n_layers=LAYERS,
+        n_heads=HEADS,
+        max_position_embeddings=4 * LENGTH,
+        attention_dropout=0.0,
+        dropout=0.0,
+        initializer_range=0.3,
+    )
+    return transformers.DistilBertModel(config)
+
+
+def vit() -> Any:
+    config = transformers.ViTConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=WIDTH,
+        image_size=20,
+        patch_size=4,
+        initializer_range=0.3,
+    )
+    return transformers.ViTModel(config)
+
+
+def bart() -> Any:
+    """The whole of BART; `bart().get_encoder()` is its encoder."""
+    config = transformers.BartConfig(
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        encoder_layers=LAYERS,
+        decoder_layers=LAYERS,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=WIDTH,
+        decoder_ffn_dim=WIDTH,
+        max_position_embeddings=4 * LENGTH,
+        dropout=0.0,
+        init_std=0.3,
+    )
+    return transformers.BartModel(config)
+
+
+def t5() -> Any:
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=WIDTH, num_layers=LAYERS, num_heads=HEADS, dropout_rate=0.0
+    )
+    return transformers.T5Model(config)
+
+
+def modernbert() -> Any:
+    """Layers 0 and 2 see everything, layers 1 and 3 a window of 3 tokens on each side."""
+    config = transformers.ModernBertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=WIDTH,
+        num_hidden_layers=4,
+        num_attention_heads=HEADS,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        local_attention=6,
+        max_position_embeddings=4 * LENGTH,
+        pad_token_id=0,
+        initializer_range=0.3,
+    )
+    return transformers.ModernBertModel(config)
+
+
+def grouped(kind: str = "EuroBert") -> Any:
+    """EuroBERT (an encoder) or Llama (a decoder): two heads of keys for four of queries."""
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        max_position_embeddings=4 * LENGTH,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.3,
+    )
+    return getattr(transformers, f"{kind}Model")(config)
+
+
+ENCODERS = {
+    "bert": Tiny(bert),
+    "roberta": Tiny(lambda: bert("Roberta", pad_token_id=0)),
+    "distilbert": Tiny(distilbert),
+    "bart_encoder": Tiny(lambda: bart().get_encoder()),
+    "modernbert": Tiny(modernbert),
+    "eurobert": Tiny(grouped),
+    "vit": Tiny(vit, takes_tokens=False),
+}
+TEXT_ENCODERS = [name for name, tiny in ENCODERS.items() if tiny.takes_tokens]
+
+
+def encoder(name: str) -> Any:
+    """One of ENCODERS in evaluation mode, the same weights every time."""
+    torch.manual_seed(0)
+    return ENCODERS[name].make().eval()
+
+
+def inputs(name: str, b: int = 2, n: int = LENGTH) -> dict[str, Tensor]:
+    """Tokens, or images of 5 x 5 patches and a class token: 26 rows."""
+    source = torch.Generator().manual_seed(1)
+    if name == "vit":
+        return {"pixel_values": torch.randn(b, 3, 20, 20, generator=source)}
+    return {"input_ids": torch.randint(3, VOCABULARY, (b, n), generator=source)}
+
+
+def hidden(model: Any, given: dict[str, Tensor], **options: Any) -> Tensor:
+    """The last hidden state, (b, n, width), without gradient."""
+    with torch.no_grad():
+        state: Tensor = model(**given, **options).last_hidden_state
+    return state
