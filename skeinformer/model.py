@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from skeinformer.attention import build
 from skeinformer.attention.reformer import shares_keys
 from skeinformer.registry import check_count, check_number
-from skeinformer.rows import plain_cpu
+from skeinformer.rows import masked_mean, plain_cpu
 
 EMBEDDING_STANDARD_DEVIATION = 0.02
 CARD = """---
@@ -248,14 +248,6 @@ def make_head(width: int, config: ModelConfig) -> nn.Module:
         nn.Linear(width, config.classifier_dim), nn.GELU(), nn.Linear(config.classifier_dim, config.num_classes)
     )
     return head.apply(initialize)
-
-
-def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of the real rows: (b, n, dim), (b, n) -> (b, dim); zeros where there is none."""
-    if mask is None:
-        return x.mean(1)
-    total = x.masked_fill(~mask[..., None], 0).sum(1)
-    return total / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def initialize(module: nn.Module) -> None:

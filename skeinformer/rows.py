@@ -1,4 +1,4 @@
-"""Rows of a tensor by index: read, written over, added to.
+"""Rows of a tensor by index: read, written over, added to; and the mean of those that a mask marks.
 
 A tensor (..., n, p) whose rows are dense in memory is a list of rows, whatever the order of its other dimensions, and
 whole rows are copied several times faster than `gather` and `scatter` move their elements. These need a tensor at hand
@@ -91,3 +91,11 @@ def _list_of_rows(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
             row = row + torch.arange(0, extent * stride, stride).view(-1, *[1] * (index.dim() - dim - 1))
     last = sum((extent - 1) * stride for extent, stride in zip(x.shape[:-1], (*strides, inner), strict=True))
     return x.as_strided((last + 1, p), (p, 1)), row.reshape(-1)
+
+
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the real rows: (b, n, dim), (b, n) -> (b, dim); zeros where there is none."""
+    if mask is None:
+        return x.mean(1)
+    total = x.masked_fill(~mask[..., None], 0).sum(1)
+    return total / mask.sum(1, keepdim=True).clamp(min=1)

@@ -18,8 +18,8 @@ from skeinformer.model import (
     ModelConfig,
     PairClassifier,
     SelfAttention,
-    masked_mean,
 )
+from skeinformer.rows import masked_mean
 from tests.helpers import PADDING_IS_DRAWN, generator, lengths_mask
 
 VOCABULARY, CLASSES, N = 11, 3, 24
