@@ -7,8 +7,10 @@ go on. So the same command, called again, finishes what an earlier one left.
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,7 +87,7 @@ def run_lra(options: Lra, console: Console | None = None) -> Path:
     matrix = Matrix([make_cell(train, options.out) for train in trainings(options)])
     for cell in matrix.cells:
         find_result(cell)
-    with show(matrix, console) as refresh:
+    with show(matrix, console) as refresh, stopped_like_by_keyboard():
         try:
             while any(cell.state in ("waiting", "running") for cell in matrix.cells):
                 start_some(matrix, options.jobs)
@@ -233,6 +235,23 @@ def stop_all(matrix: Matrix) -> None:
         if cell.process is not None:
             cell.process.wait()
         close(cell)
+
+
+@contextmanager
+def stopped_like_by_keyboard() -> Iterator[None]:
+    """A request to end (SIGTERM) ends the runs too, as Ctrl-C does; else they would go on alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def close(cell: Cell) -> None:

@@ -90,6 +90,22 @@ def test_a_killed_matrix_goes_on(data: Path, tmp_path: Path) -> None:
     assert any("goes on from step" in log for log in logs)
 
 
+def test_a_request_to_end_ends_the_runs_too(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lra"
+    options = (
+        f"--tasks text --methods vmean --no-baseline --max-len 16 --batch 4 --steps 100000 --data {data} --out {out}"
+    )
+    command = [sys.executable, "-m", "skeinformer", "lra", *options.split(), "--check-every", "5", "--threads", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT, start_new_session=True) as process:
+        while process.poll() is None and not list(out.glob("*/checkpoint-*")):
+            time.sleep(0.05)
+        process.terminate()
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # nobody is left
+
+
 def test_missing_data_is_named_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["lra", "--tasks", "text", "--data", str(tmp_path), "--out", str(tmp_path / "lra")]) == 2
     assert "text: prepare it with skein data" in capsys.readouterr().err
