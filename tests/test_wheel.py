@@ -93,7 +93,7 @@ layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True).eval()
 assert skeinformer.convert(layer, "cluster", budget=32).converted == ("self_attn",)
 x = torch.randn(2, 100, 64)
 assert layer(x).isfinite().all()
-assert len(skeinformer.compare(layer, x, budget=16, rounds=1).records()) == 6
+assert len(skeinformer.compare(layer, x, budget=16, rounds=1, show=False).records()) == 6
 print(skeinformer.__file__)
 """
     result = run(clean / "python", "-I", "-c", program)

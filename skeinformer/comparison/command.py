@@ -82,6 +82,7 @@ def run_compare(options: Compare, console: Console | None = None) -> Path:
                     seed=options.seed,
                     name=model_name(options),
                     text=text_name(options),
+                    show=False,
                     on_step=lambda detail, label=contender.label: step(f"{label}, {detail}"),  # type: ignore[misc]
                 )
             for record in found.records():

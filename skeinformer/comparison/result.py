@@ -1,5 +1,6 @@
 """What `compare` found: records, and a table of them."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,7 +40,13 @@ class Comparison:
         return [*self.layers, self.whole]
 
     def print(self, console: "Console | None" = None, *, heads: bool = True) -> None:
-        """A table of layers, and of their heads unless told otherwise; then what it says, in sentences. Needs rich."""
+        """A table of layers, and of their heads unless told otherwise; then what it says, in sentences.
+
+        Without rich there are only the sentences.
+        """
+        if importlib.util.find_spec("rich") is None:
+            print(*sentences(self.whole, self.layers), sep="\n")
+            return
         from rich import box
         from rich.console import Console
         from rich.table import Table

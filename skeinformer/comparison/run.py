@@ -35,6 +35,7 @@ def compare(
     seed: int = 0,
     name: str | None = None,
     text: str = "",
+    show: bool = True,
     on_step: OnStep = lambda step: None,
     **options: Any,
 ) -> Comparison:
@@ -50,6 +51,7 @@ def compare(
     smallest power of two d whose estimate is at most `tolerance`. A layer is safe if its error at d is at most that.
     For the whole model: how far the outputs are apart, over the rows that are real by `mask` (b, n), True = real
     (found in the inputs where they have an attention_mask or src_key_padding_mask), and the ratio of times.
+    With `show` the result is printed too.
     """
     contender, samples, given = read_method(method, budget, options)
     if not check_number("tolerance", tolerance, "above 0, a relative error such as 0.3") > 0:
@@ -91,7 +93,10 @@ def compare(
         whole = compare_runs(model, inputs, sides, mask, rounds)
     shown = "; ".join(f"{layer}: {reason}" for layer, reason in left.items())
     record: Record = {"kind": "compare_model", **common, **summarize(layers), **whole, "rounds": rounds, "left": shown}
-    return Comparison(tuple(layers), {**record, **machine()}, left)
+    result = Comparison(tuple(layers), {**record, **machine()}, left)
+    if show:
+        result.print()
+    return result
 
 
 def read_method(method: str, budget: int, options: Mapping[str, Any]) -> tuple[Contender, int, dict[str, Any]]:
