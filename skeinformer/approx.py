@@ -17,13 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from skeinformer.attention import METHODS
+from skeinformer.files import write_whole
 from skeinformer.lab.approx import Experiment, OnStep, cases, compact, error_records, key_of, load_source, summarize
 from skeinformer.lab.approx_time import time_key, time_records
 from skeinformer.lab.contenders import parse_all
 from skeinformer.lab.pretrained import WEIGHTS
 from skeinformer.records import Record, append, read
 from skeinformer.registry import check_count
-from skeinformer.report.files import write_whole
 from skeinformer.report.format import number, spread
 from skeinformer.sketch import SKETCHES
 

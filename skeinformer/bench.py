@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from skeinformer.files import write_whole
 from skeinformer.lab.peers import peer_records
 from skeinformer.lab.speed import (
     bench_records,
@@ -28,7 +29,6 @@ from skeinformer.lab.speed import (
 from skeinformer.lab.steps import step_records
 from skeinformer.records import Record, append, read
 from skeinformer.registry import check_count
-from skeinformer.report.files import write_whole
 from skeinformer.report.format import between, count, label, number, percent, real, required, seconds, size
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -24,12 +24,12 @@ from rich.table import Table
 from rich.text import Text
 
 from skeinformer.data import Data, ListOps, Pathfinder, run_data
+from skeinformer.files import write_whole
 from skeinformer.lra.listops import ListOpsSettings
 from skeinformer.lra.snakes import PathfinderSettings
 from skeinformer.lra.store import META, open_store
 from skeinformer.records import Record, Value, append, read
 from skeinformer.registry import check_count
-from skeinformer.report.files import write_whole
 from skeinformer.train import job_of, recipe_of, store_of
 from skeinformer.train_options import Lra, Overrides, Train
 from skeinformer.training.job import identity

@@ -19,6 +19,7 @@ ORDER = [
     "nn",
     "convert",
     "model",
+    "files",
     "records",
     "huggingface",
     "lra",

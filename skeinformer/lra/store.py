@@ -17,11 +17,12 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from skeinformer.files import sync_folder, synced
 from skeinformer.records import Value
 
 FORMAT = 1  # of the folder; another number is another layout
@@ -134,9 +135,9 @@ def write_store(
         checksums = {name: _sha256(temporary / name) for name in ARRAYS}
         ordered = {name: counts[name] for name in SPLITS}
         meta = Meta(**{**asdict(meta), "splits": ordered, "sizes": sizes, "checksums": checksums})
-        with _synced(temporary / META) as file:
+        with synced(temporary / META) as file:
             file.write(json.dumps(asdict(meta), indent=1, allow_nan=False).encode() + b"\n")
-        _sync_folder(temporary)
+        sync_folder(temporary)
         with _lock(folder.parent):
             check_free(folder, overwrite)  # another process may have been faster
             _take_place(temporary, folder)
@@ -208,7 +209,7 @@ def _write_split(
     folder: Path, name: str, examples: Iterable[Example], meta: Meta, on_example: Callable[[str, int], None]
 ) -> int:
     labels, lengths, total = array("q"), array("i"), 0
-    with _synced(folder / f"{name}.tokens.npy") as file:
+    with synced(folder / f"{name}.tokens.npy") as file:
         file.write(_npy_header(0))
         for example in examples:
             try:
@@ -225,9 +226,9 @@ def _write_split(
             raise ValueError(f"split {name} has no examples")
         file.seek(0)
         file.write(_npy_header(total))
-    with _synced(folder / f"{name}.labels.npy") as file:
+    with synced(folder / f"{name}.labels.npy") as file:
         np.save(file, np.frombuffer(labels, np.int64))
-    with _synced(folder / f"{name}.lengths.npy") as file:
+    with synced(folder / f"{name}.lengths.npy") as file:
         np.save(file, np.frombuffer(lengths, np.int32).reshape(-1, meta.sequences))
     return len(labels)
 
@@ -339,7 +340,7 @@ def _take_place(temporary: Path, folder: Path) -> None:
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -362,25 +363,6 @@ def _lock(folder: Path, wait: bool = True) -> Iterator[None]:
             if not wait:
                 raise BlockingIOError(f"{folder} is in use") from error
         yield
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _synced(path: Path) -> Iterator[BinaryIO]:
-    """A new file that is on disk when the block ends."""
-    with path.open("wb", buffering=1 << 20) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

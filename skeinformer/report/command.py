@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from skeinformer.files import write_whole
 from skeinformer.lab.contenders import parse
 from skeinformer.records import Record, read
 from skeinformer.report.approx import RATIO, error_time_panels, figure_1_panels, group_inputs, pick_input
 from skeinformer.report.bench import speed_panels
 from skeinformer.report.figures import method_styles, write_panels
-from skeinformer.report.files import write_whole
 from skeinformer.report.lra import lra_markdown
 from skeinformer.report.lra_figures import loss_panels
 from skeinformer.report.sections import check_kinds, write_report

@@ -5,9 +5,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skeinformer.files import write_whole
 from skeinformer.records import Record
 from skeinformer.report.figures import COLORS, MARKERS, Styles, draw_axes
-from skeinformer.report.files import write_whole
 from skeinformer.report.format import (
     REFERENCE,
     ROUNDING,

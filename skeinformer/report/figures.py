@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from skeinformer.files import write_whole
 from skeinformer.records import Record
-from skeinformer.report.files import write_whole
 from skeinformer.report.format import REFERENCE, label
 from skeinformer.report.names import LABEL, extent, name_lines, wrapped
 from skeinformer.report.svg import INK, drawing, stand_alone, svg_element

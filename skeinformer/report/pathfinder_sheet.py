@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from skeinformer.files import write_whole
 from skeinformer.lra.pathfinder import Drawing, draw_image
 from skeinformer.report.figures import COLORS, PNG_DOTS
-from skeinformer.report.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

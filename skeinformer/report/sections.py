@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from skeinformer.files import write_whole
 from skeinformer.records import Record
 from skeinformer.report.approx import approx_sections
 from skeinformer.report.bench import bench_sections, peer_sections, step_sections
 from skeinformer.report.compare import compare_sections
 from skeinformer.report.demo import demo_sections
 from skeinformer.report.figures import Styles, method_styles
-from skeinformer.report.files import write_whole
 from skeinformer.report.lra import KINDS as LRA_KINDS
 from skeinformer.report.lra import lra_sections
 from skeinformer.report.page import Section, page_html

@@ -6,7 +6,6 @@ states of every process and the step. The step decides the learning rate and the
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -15,8 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
+
+from skeinformer.files import sync_folder, synced
 
 Tensors = dict[str, Tensor]
 NAME = re.compile(r"checkpoint-(\d+)")
@@ -54,13 +56,14 @@ def save(
         _write_tensors(part / "weights.safetensors", weights)
         _write_tensors(part / "best.safetensors", best)
         _write_tensors(part / "optimizer.safetensors", optimizer_tensors(optimizer))
-        _sync(part / "state.json", json.dumps(state, allow_nan=False).encode())
+        with synced(part / "state.json") as file:
+            file.write(json.dumps(state, allow_nan=False).encode())
     barrier()
     if process == 0:
         whole = run / f"checkpoint-{step}"
         shutil.rmtree(whole, ignore_errors=True)
         part.rename(whole)
-        _sync_folder(run)
+        sync_folder(run)
         remove(run, but=step)
 
 
@@ -125,22 +128,6 @@ def set_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, path)
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    with synced(path) as file:
+        file.write(to_bytes(plain))

@@ -20,11 +20,11 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from skeinformer.files import write_whole
 from skeinformer.lab.contenders import has_budget
 from skeinformer.lra.batches import Batch, Order, evaluation_order, micro_batches
 from skeinformer.lra.store import Split
 from skeinformer.records import Record, append, machine, read
-from skeinformer.report.files import write_whole
 from skeinformer.training import checkpoint
 from skeinformer.training.job import Job, Progress, Watch, identity, open_task, settings
 from skeinformer.training.memory import largest_micro_batch, process_peak, step_peak
