@@ -40,3 +40,28 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def lock_folder(folder: Path, *, wait: bool = True, needed: bool = False) -> Iterator[None]:
+    """Hold a folder against other writers; without `wait`, a BlockingIOError where another one holds it.
+
+    Where the system (Windows) or the file system has no such lock, a writer goes on without it, unless it is `needed`.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if needed:
+                raise BlockingIOError(f"{folder} cannot be locked") from error
+        yield
+    finally:
+        os.close(descriptor)

@@ -8,11 +8,9 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import secrets
 import shutil
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -22,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from skeinformer.files import sync_folder, synced
+from skeinformer.files import lock_folder, sync_folder, synced
 from skeinformer.records import Value
 
 FORMAT = 1  # of the folder; another number is another layout
@@ -138,7 +136,7 @@ def write_store(
         with synced(temporary / META) as file:
             file.write(json.dumps(asdict(meta), indent=1, allow_nan=False).encode() + b"\n")
         sync_folder(temporary)
-        with _lock(folder.parent):
+        with lock_folder(folder.parent):
             check_free(folder, overwrite)  # another process may have been faster
             _take_place(temporary, folder)
     return meta
@@ -307,12 +305,12 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 
     A folder of this kind that nobody holds is what a killed process left, and is removed first.
     """
-    with _lock(folder.parent):
+    with lock_folder(folder.parent):
         _recover(folder)
         temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
         temporary.mkdir()
         held = contextlib.ExitStack()
-        held.enter_context(_lock(temporary))
+        held.enter_context(lock_folder(temporary))
     try:
         with held:
             yield temporary
@@ -330,7 +328,7 @@ def _recover(folder: Path) -> None:
         else:
             old.rename(folder)
     for stale in (path for path in beside if path.suffix == ".unfinished"):
-        with contextlib.suppress(BlockingIOError), _lock(stale, wait=False):
+        with contextlib.suppress(BlockingIOError), lock_folder(stale, wait=False, needed=True):
             shutil.rmtree(stale, ignore_errors=True)
 
 
@@ -342,29 +340,6 @@ def _take_place(temporary: Path, folder: Path) -> None:
     temporary.rename(folder)
     sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _lock(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Hold a folder against other writers; without `wait`, a BlockingIOError where that cannot be done at once.
-
-    Where the system (Windows) or the file system has no such lock, a writer goes on without it.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError as error:
-            if not wait:
-                raise BlockingIOError(f"{folder} is in use") from error
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _sha256(path: Path) -> str:

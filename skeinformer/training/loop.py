@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skeinformer.files import write_whole
+from skeinformer.files import lock_folder, write_whole
 from skeinformer.lab.contenders import has_budget
 from skeinformer.lra.batches import Batch, Order, evaluation_order, micro_batches
 from skeinformer.lra.store import Split
@@ -42,14 +42,15 @@ def train(job: Job, watch: Watch | None = None) -> Record:
         cpu=not torch.cuda.is_available(), mixed_precision="bf16" if job.precision == "bfloat16" else "no"
     )
     run = Run(job, accelerator, watch)
-    if (finished := run.finished()) is not None:
-        return finished
-    run.start()
-    with run.tensorboard() as write_scalars:
-        while not run.is_over():
-            run.training_steps()
-            run.check(write_scalars)
-    return run.finish()
+    with run.alone():
+        if (finished := run.finished()) is not None:
+            return finished
+        run.start()
+        with run.tensorboard() as write_scalars:
+            while not run.is_over():
+                run.training_steps()
+                run.check(write_scalars)
+        return run.finish()
 
 
 class Run:
@@ -64,6 +65,21 @@ class Run:
         self.share = slice(self.process, None, self.processes)  # of every batch
         self.progress = Progress(started=datetime.now(UTC).isoformat(timespec="seconds"))
         self.settings = settings(job, self.store, self.processes)
+        torch.manual_seed(job.seed)
+        self.model = make_model(job.method, job.recipe, self.store.meta, job.seed).to(accelerator.device)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the run's folder: a second `train` on it is a ValueError."""
+        if self.process:
+            yield
+            return
+        self.job.out.mkdir(parents=True, exist_ok=True)
+        try:
+            with lock_folder(self.job.out, wait=False):
+                yield
+        except BlockingIOError as error:
+            raise ValueError(f"{self.job.out} is in use: another process trains there") from error
 
     def finished(self) -> Record | None:
         """The result, if this very run has one; a ValueError where the folder holds another run."""
@@ -85,10 +101,8 @@ class Run:
         return None
 
     def start(self) -> None:
-        """Make the model, find the micro-batch, and go to the last checkpoint if there is one."""
+        """Find the micro-batch, and go to the last checkpoint if there is one."""
         job, recipe = self.job, self.recipe
-        torch.manual_seed(job.seed)
-        self.model = make_model(job.method, recipe, self.store.meta, job.seed).to(self.accelerator.device)
         self.train_split, self.valid_split = self.store.split("train"), self.store.split("valid")
         self.order = Order(self.train_split, recipe.batch, job.seed, bucket=recipe.bucket)
         self.progress.micro_batch = self.find_micro_batch()

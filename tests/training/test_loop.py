@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from skeinformer.attention import METHODS
+from skeinformer.files import lock_folder
 from skeinformer.lra.store import TASKS
 from skeinformer.model import Classifier
 from skeinformer.records import Record, read
@@ -165,6 +166,12 @@ def test_a_finished_run_is_not_run_again_and_another_is_refused(stores: dict[str
     assert train(job(stores["text"], tmp_path)) == result
     with pytest.raises(ValueError, match="holds a run with batch=16, not 8; give another --out"):
         train(job(stores["text"], tmp_path, batch=8))
+
+
+def test_a_folder_in_use_is_refused(stores: dict[str, Path], tmp_path: Path) -> None:
+    with lock_folder(tmp_path), pytest.raises(ValueError, match="is in use: another process trains there"):
+        train(job(stores["text"], tmp_path))
+    train(job(stores["text"], tmp_path))
 
 
 def test_wrong_data_is_refused(stores: dict[str, Path], tmp_path: Path) -> None:
