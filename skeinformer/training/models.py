@@ -1,5 +1,6 @@
 """The model that a run trains, its saved form, and what a trivial model knows."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -98,9 +99,17 @@ def attention_errors(model: nn.Module, arguments: Sequence[Tensor | None]) -> Re
 
 
 def save_trained(model: nn.Module, folder: Path, record: Record) -> None:
-    """`model.save_pretrained` with a card that states what this run measured. A trivial model is not saved."""
-    if isinstance(model, Classifier | PairClassifier):
-        model.save_pretrained(folder, model_card_kwargs={"results": results_text(record)})
+    """`model.save_pretrained` with a card that states what this run measured, whole or not at all.
+
+    A trivial model is not saved.
+    """
+    if not isinstance(model, Classifier | PairClassifier):
+        return
+    part = folder.with_name(f".{folder.name}.part")
+    for old in (part, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    model.save_pretrained(part, model_card_kwargs={"results": results_text(record)})
+    part.rename(folder)
 
 
 def results_text(record: Record) -> str:

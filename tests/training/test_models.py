@@ -75,12 +75,16 @@ def test_layers_estimate_their_error(method: str, layers: int) -> None:
 
 def test_a_saved_model_loads_and_its_card_has_the_results(tmp_path: Path) -> None:
     model = make_model(method_of("skeinformer:num_pilots=4"), tiny_recipe("text"), meta(), 0).eval()
-    save_trained(model, tmp_path, RECORD)  # type: ignore[arg-type]
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors", "README.md"}
-    card = " ".join((tmp_path / "README.md").read_text().split())
+    folder = tmp_path / "model"
+    (tmp_path / ".model.part").mkdir()
+    (tmp_path / ".model.part" / "README.md").write_text("half a card, left by a kill")
+    save_trained(model, folder, RECORD)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    card = " ".join((folder / "README.md").read_text().split())
     for expected in ("Classifier with skeinformer attention", "accuracy 0.6250 on 1,000 examples", "by layer: 0.125"):
         assert expected in card
-    loaded = Classifier.from_pretrained(tmp_path).eval()
+    loaded = Classifier.from_pretrained(folder).eval()
     tokens = torch.randint(9, (2, TOKENS))
     torch.testing.assert_close(loaded(tokens), model(tokens), rtol=0, atol=0)
 
