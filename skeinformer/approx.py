@@ -49,7 +49,10 @@ class Approx:
     samples: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
     """Budgets d."""
     methods: tuple[str, ...] = DEFAULT_METHODS
-    """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch."""
+    """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch.
+
+    Beside them wildcat, thinformer and hyperattention: published samplers, for comparison only.
+    """
     trials: int = 8
     """How often to measure, each time on the next piece of text and with new draws. The paper has 64 x 12 heads."""
     weights: tuple[str, ...] = WEIGHTS
