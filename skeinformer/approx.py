@@ -61,7 +61,10 @@ class Approx:
     samples: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
     """Budgets d."""
     methods: tuple[str, ...] = DEFAULT_METHODS
-    """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch."""
+    """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch.
+
+    Beside them wildcat, thinformer and hyperattention: published samplers, for comparison only.
+    """
     trials: int = 8
     """How often to measure, each on the next piece of text and with new draws. 64 of 12 heads are 768 heads."""
     weights: tuple[str, ...] = WEIGHTS

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skeinformer.attention import METHODS, Attention
+from skeinformer.attention import Attention
 from skeinformer.lab.contenders import Contender, build_contender, has_budget
 from skeinformer.lab.measure import (
     exact_attention,
@@ -39,6 +39,7 @@ from skeinformer.lab.pretrained import (
     project_qkv,
     up_to_tokens,
 )
+from skeinformer.lab.rivals import CONTENDERS
 from skeinformer.records import Record, machine
 from skeinformer.registry import check_choice, check_count
 
@@ -128,7 +129,7 @@ class Case(NamedTuple):
 
     def cost(self, n: int) -> float:
         """Roughly how long a forward pass takes, in scores computed."""
-        quadratic = "n^2" in METHODS[self.contender.method].cost
+        quadratic = "n^2" in CONTENDERS[self.contender.method].cost
         return float(n * n if quadratic else n * (64 + (self.samples or 0)))
 
     def __str__(self) -> str:

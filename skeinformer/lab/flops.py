@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from skeinformer.attention import METHODS, build
+from skeinformer.attention import METHODS, build_from
 from skeinformer.lab.measure import quiet_profiler
+from skeinformer.lab.rivals import CONTENDERS
 from skeinformer.records import Record, machine
 from skeinformer.registry import check_count, lookup
 
@@ -124,7 +125,7 @@ def count_multiply_adds(
     shape.
     """
     with FakeTensorMode():
-        module = build(name, head_dim=head_dim, max_len=n, budget=budget, **options).train(backward)
+        module = build_from(CONTENDERS, name, head_dim=head_dim, max_len=n, budget=budget, **options).train(backward)
         query, value = (torch.empty(1, 1, n, head_dim, requires_grad=backward) for _ in range(2))
         with flop_counter() as counter, torch.set_grad_enabled(backward):
             output = module(query, query, value)
