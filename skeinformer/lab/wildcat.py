@@ -39,11 +39,13 @@ class WildCat(Attention):
     """The formula above, of Schroder and Mackey (2026), for d keys S.
 
     K is centred, which changes no softmax; tau is their closed form of the largest norms of queries and keys; S is
-    drawn by randomly pivoted Cholesky on H; the result is cut off at the least and the greatest value. The paper draws
-    one key at a time and splits n into bins to be faster. Here there is one bin, and `pivots_at_once` keys are drawn
-    before the residual of all n is updated, from twice as many candidates and with each other's residual in mind, much
-    as accelerated RPCholesky does (Epperly et al. 2025); 1 is the paper's order, and as accurate. Published for
-    inference: W carries no gradient; Q, K_S and V do. Exact for d >= m. Time O(n d (d + p)), memory O(n d).
+    drawn by randomly pivoted Cholesky on H; the result is cut off at the least and the greatest value. With `num_bins`
+    above 1 the keys are cut into as many pieces, each with S, tau and W of its own and an equal share of d: faster, and
+    less accurate. Two deviations: the paper draws one key at a time, here `pivots_at_once` are drawn before the
+    residual of all n is updated, from twice as many candidates and with each other's residual in mind, much as
+    accelerated RPCholesky does (Epperly et al. 2025); 1 is the paper's order, slower and as accurate. And where d is no
+    multiple of the bins fewer keys are drawn, not more. Published for inference: W has no gradient; Q, K_S and V do.
+    Exact for d >= m with one bin. Time O(n d (d / bins + p)), memory O(n d / bins).
     """
 
     def __init__(
@@ -54,16 +56,20 @@ class WildCat(Attention):
         budget: int = 256,
         seed: int | None = None,
         pivots_at_once: int = 32,
+        num_bins: int = 1,
         scale: float | None = None,
     ) -> None:
         super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
         check_count("pivots_at_once", pivots_at_once)
+        check_count("num_bins", num_bins)
         self.pivots_at_once = pivots_at_once
+        self.num_bins = min(num_bins, budget)
         self.scale = scale
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> WildCatNoise:
-        rounds = -(-self.budget // self.pivots_at_once)
-        return WildCatNoise(rand(key.shape[2], rounds), rand(self.budget, 2 * self.pivots_at_once - 1))
+        d = self.budget // self.num_bins  # keys of a bin
+        rounds = -(-d // self.pivots_at_once)
+        return WildCatNoise(rand(key.shape[2], rounds), rand(d * self.num_bins, 2 * self.pivots_at_once - 1))
 
     def attend(
         self,
@@ -74,45 +80,73 @@ class WildCat(Attention):
         query_mask: Tensor | None,
         noise: WildCatNoise,
     ) -> Tensor:
-        d, scale, dtype = self.budget, default_scale(query, self.scale), statistics_dtype(query)
-        if d >= key.shape[2]:
+        bins, scale, dtype = self.num_bins, default_scale(query, self.scale), statistics_dtype(query)
+        if self.budget >= key.shape[2]:
             return attend(query, from_mask(key, value, key_mask), scale)
         given, query, key, value = query.dtype, query.to(dtype), key.to(dtype), value.to(dtype)
-        real = present(key, key_mask)
-        m = real.sum(-1, keepdim=True)  # (b, h, 1)
-        key = (key - key.sum(-2, keepdim=True) / m[..., None].clamp(min=1)) * real[..., None]
-        x = key.detach() * (scale / squared_temperature(query, key, m, scale))[..., None].sqrt()  # H = exp(x x^T)
-        pivots = random_pivots(x, real, WildCatNoise(*noise), d, self.pivots_at_once)
-        # H is a Gaussian kernel times exp(|x_i|^2 / 2) on both sides: log weights of S, factors of all values
-        half = x.square().sum(-1) / 2  # (b, h, n)
-        ones = F.pad(value, (0, 1), value=1.0)  # [V, 1]
-        values = pivots.solve(ones * ((half - half.amax(-1, keepdim=True)).exp() * real)[..., None])  # W [V, 1]
-        log_weight = (-half.gather(-1, pivots.chosen)).where(pivots.live, -torch.inf)
-        # where S can hold all keys, it does, and W is the identity
-        whole = m <= d
-        first = torch.argsort((~real).byte(), stable=True)[..., :d]
-        index = torch.where(whole, first, pivots.chosen)
-        values = torch.where(whole[..., None], gather_rows(ones, first), values)
-        nothing = torch.zeros_like(log_weight).masked_fill(torch.arange(d, device=m.device) >= m, -torch.inf)
-        log_weight = torch.where(whole, nothing, log_weight)
-        sums = attend(query, VirtualKeys(gather_rows(key, index), values, log_weight), scale)  # (b, h, n, p_v + 1)
-        weight = sums[..., -1:]
+        real = present(key, key_mask)[..., None]  # (b, h, n, 1)
+        m = real.sum(-2, keepdim=True)  # (b, h, 1, 1)
+        key = (key - key.sum(-2, keepdim=True) / m.clamp(min=1)) * real
+        radius = largest_norm(query.detach()).repeat_interleave(bins, 1)  # (b, h bins, 1)
+        drawn = WildCatNoise(*(into_bins(u, bins) for u in WildCatNoise(*noise)))
+        source = compress(
+            into_bins(key, bins),
+            into_bins(value, bins),
+            into_bins(real, bins)[..., 0],
+            radius,
+            drawn,
+            self.budget // bins,
+            self.pivots_at_once,
+            scale,
+        )
+        sums = attend(query, VirtualKeys(*(x.view(*m.shape[:2], -1, *x.shape[3:]) for x in source)), scale)
+        weight = sums[..., -1:]  # (b, h, n, 1), A_S W 1 up to the factor that A_S W V has too
         output = sums[..., :-1] / weight.where(weight.abs() > torch.finfo(dtype).tiny, 1)
-        least = value.detach().masked_fill(~real[..., None], torch.inf).amin(-2, keepdim=True)
-        greatest = value.detach().masked_fill(~real[..., None], -torch.inf).amax(-2, keepdim=True)
-        output = torch.where(whole[..., None], output, output.clamp(least, greatest))
-        return output.masked_fill(m[..., None] == 0, 0).to(given)
+        least = value.detach().masked_fill(~real, torch.inf).amin(-2, keepdim=True)
+        greatest = value.detach().masked_fill(~real, -torch.inf).amax(-2, keepdim=True)
+        output = torch.where((m <= self.budget) & (bins == 1), output, output.clamp(least, greatest))
+        return output.masked_fill(m == 0, 0).to(given)
+
+
+def into_bins(x: Tensor, bins: int) -> Tensor:
+    """Rows in pieces of equal length, the last filled up with zeros: (b, h, n, p) -> (b, h bins, ceil(n / bins), p)."""
+    if bins == 1:
+        return x
+    x = F.pad(x, (0, 0, 0, -x.shape[2] % bins))
+    return x.reshape(x.shape[0], x.shape[1] * bins, -1, x.shape[3])
+
+
+def compress(
+    key: Tensor, value: Tensor, real: Tensor, radius: Tensor, noise: WildCatNoise, d: int, at_once: int, scale: float
+) -> VirtualKeys:
+    """K_S, W [V, 1] and the log weights that make exp(s Q K_S^T + log weight) W [V, 1] the sums over all keys.
+
+    radius: the largest norm of a query, (b, h, 1). Where S can hold all real keys, it does, and W is the identity.
+    """
+    m = real.sum(-1, keepdim=True)  # (b, h, 1)
+    x = key.detach() * (scale / squared_temperature(radius, key, m, scale))[..., None].sqrt()  # H = exp(x x^T)
+    pivots = random_pivots(x, real, noise, min(d, key.shape[2]), at_once)
+    # H is a Gaussian kernel times exp(|x_i|^2 / 2) on both sides: log weights of S, factors of all values
+    half = x.square().sum(-1) / 2  # (b, h, n)
+    largest = half.amax(-1, keepdim=True)
+    ones = F.pad(value, (0, 1), value=1.0)  # [V, 1]
+    values = pivots.solve(ones * ((half - largest).exp() * real)[..., None])  # W [V, 1]
+    log_weight = (largest - half.gather(-1, pivots.chosen)).where(pivots.live, -torch.inf)
+    whole = m <= pivots.chosen.shape[-1]
+    first = torch.argsort((~real).byte(), stable=True)[..., : pivots.chosen.shape[-1]]
+    index = torch.where(whole, first, pivots.chosen)
+    values = torch.where(whole[..., None], gather_rows(ones, first), values)
+    nothing = torch.zeros_like(log_weight).masked_fill(~real.gather(-1, first), -torch.inf)
+    return VirtualKeys(gather_rows(key, index), values, torch.where(whole, nothing, log_weight))
 
 
 @torch.no_grad()
-def squared_temperature(query: Tensor, key: Tensor, m: Tensor, scale: float) -> Tensor:
+def squared_temperature(radius_q: Tensor, key: Tensor, m: Tensor, scale: float) -> Tensor:
     """tau^2, (b, h, 1), of WildCat: b / (2 W(b / (2 rho))) R_K / R_Q, b = 2 + log(m) / (s R_Q R_K), R the largest norm.
 
     W is Lambert's, w e^w = y, by Halley's iteration.
     """
-    radius_q, radius_k = (
-        torch.linalg.vector_norm(x, dim=-1).amax(-1, keepdim=True).clamp(min=1e-6) for x in (query, key)
-    )
+    radius_k = largest_norm(key)
     b = 2 + m.clamp(min=1).log() / (scale * radius_q * radius_k)
     y = b / TWICE_RHO
     w = y.log1p()
@@ -121,6 +155,11 @@ def squared_temperature(query: Tensor, key: Tensor, m: Tensor, scale: float) -> 
         w = w - excess / (w + 1 - (w + 2) * excess / (2 * w + 2))
     squared: Tensor = b / (2 * w) * radius_k / radius_q
     return squared
+
+
+def largest_norm(x: Tensor) -> Tensor:
+    """The largest norm of a row, above 0: (b, h, 1)."""
+    return torch.linalg.vector_norm(x, dim=-1).amax(-1, keepdim=True).clamp(min=1e-6)
 
 
 class Pivots(NamedTuple):
