@@ -99,7 +99,8 @@ class WildCat(Attention):
             self.pivots_at_once,
             scale,
         )
-        sums = attend(query, VirtualKeys(*(x.view(*m.shape[:2], -1, *x.shape[3:]) for x in source)), scale)
+        keys, values, log_weight = (x.reshape(*m.shape[:2], -1, *x.shape[3:]) for x in source)  # (b, h, d, ...)
+        sums = attend(query, VirtualKeys(keys, values, log_weight), scale)
         weight = sums[..., -1:]  # (b, h, n, 1), A_S W 1 up to the factor that A_S W V has too
         output = sums[..., :-1] / weight.where(weight.abs() > torch.finfo(dtype).tiny, 1)
         least = value.detach().masked_fill(~real, torch.inf).amin(-2, keepdim=True)
@@ -118,7 +119,7 @@ def into_bins(x: Tensor, bins: int) -> Tensor:
 
 def compress(
     key: Tensor, value: Tensor, real: Tensor, radius: Tensor, noise: WildCatNoise, d: int, at_once: int, scale: float
-) -> VirtualKeys:
+) -> tuple[Tensor, Tensor, Tensor]:
     """K_S, W [V, 1] and the log weights that make exp(s Q K_S^T + log weight) W [V, 1] the sums over all keys.
 
     radius: the largest norm of a query, (b, h, 1). Where S can hold all real keys, it does, and W is the identity.
@@ -137,7 +138,7 @@ def compress(
     index = torch.where(whole, first, pivots.chosen)
     values = torch.where(whole[..., None], gather_rows(ones, first), values)
     nothing = torch.zeros_like(log_weight).masked_fill(~real.gather(-1, first), -torch.inf)
-    return VirtualKeys(gather_rows(key, index), values, torch.where(whole, nothing, log_weight))
+    return gather_rows(key, index), values, torch.where(whole, nothing, log_weight)
 
 
 @torch.no_grad()
@@ -159,7 +160,8 @@ def squared_temperature(radius_q: Tensor, key: Tensor, m: Tensor, scale: float) 
 
 def largest_norm(x: Tensor) -> Tensor:
     """The largest norm of a row, above 0: (b, h, 1)."""
-    return torch.linalg.vector_norm(x, dim=-1).amax(-1, keepdim=True).clamp(min=1e-6)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return norm.amax(-1, keepdim=True).clamp(min=1e-6)
 
 
 class Pivots(NamedTuple):
