@@ -94,10 +94,14 @@ def verdict(field: Sequence[Point]) -> str:
             f"No other method beats the cluster sketch at any of its {len(ours)} sizes, and from the time of its "
             f"fastest, {number(fastest.time)}, to that of the exact kernel none has a smaller error."
         )
-    places = sorted(beaten.items(), key=lambda pair: pair[0].time)
-    parts = [f"{point} ({_place(point)}) is beaten by {other} ({_place(other)})" for point, other in places]
+    losses: dict[Point, list[str]] = {}
+    for point, other in sorted(beaten.items(), key=lambda pair: pair[0].time):
+        losses.setdefault(other, []).append(_place(point))
+    parts = [f"sizes of the cluster sketch that another method beats: {len(beaten) or 'none'} of {len(ours)}"]
+    parts += [f"by {_place(other)}: {', '.join(places)}" for other, places in losses.items()]
     parts += [f"from {number(point.time)} to {number(end)} {point} has the least error" for point, end in better]
-    return f"Of the {len(ours)} sizes of the cluster sketch {len(beaten)} are beaten. {'; '.join(parts)}."
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def frontier_html(field: Sequence[Point]) -> str:
@@ -116,4 +120,4 @@ def _rows(field: Sequence[Point]) -> list[Record]:
 
 
 def _place(point: Point) -> str:
-    return f"error {number(point.error)} in {number(point.time)}"
+    return f"{point} (error {number(point.error)} in {number(point.time)})"

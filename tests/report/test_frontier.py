@@ -53,9 +53,17 @@ def test_where_ours_are_beaten_is_said() -> None:
     assert lost(field) == {SMALL: rival}
     assert gaps(field) == [(rival, 0.2), (best, 1.0)]
     assert verdict(field) == (
-        "Of the 2 sizes of the cluster sketch 1 are beaten. Cluster sketch, d = 32 (error 0.200 in 0.100) is beaten by "
-        "WildCat, d = 64 (error 0.150 in 0.0800); from 0.0800 to 0.200 WildCat, d = 64 has the least error; from 0.600 "
-        "to 1.00 WildCat, d = 512 has the least error."
+        "Sizes of the cluster sketch that another method beats: 1 of 2; by WildCat, d = 64 (error 0.150 in 0.0800): "
+        "Cluster sketch, d = 32 (error 0.200 in 0.100); from 0.0800 to 0.200 WildCat, d = 64 has the least error; from "
+        "0.600 to 1.00 WildCat, d = 512 has the least error."
+    )
+
+
+def test_a_rival_that_is_better_where_ours_end_beats_no_size() -> None:
+    best = Point("WildCat", 512, 0.6, 0.02)
+    assert verdict([SMALL, LARGE, best]) == (
+        "Sizes of the cluster sketch that another method beats: none of 2; from 0.600 to 1.00 WildCat, d = 512 has the "
+        "least error."
     )
 
 
