@@ -35,7 +35,7 @@ class Point(NamedTuple):
 EXACT = Point("exact (SDPA)", None, 1.0, 0.0)
 COLUMNS = (
     Column("time / SDPA", lambda r: number(r["time"])),
-    Column("least error", lambda r: str(r["point"])),
+    Column("method", lambda r: str(r["point"])),
     Column("relative spectral error", lambda r: number(r["error"])),
 )
 

@@ -80,7 +80,7 @@ def test_ours_slower_than_the_exact_kernel_are_beaten_by_it() -> None:
 def test_without_ours_there_is_no_verdict() -> None:
     assert verdict([VMEAN, SLOW]) == ""
     assert frontier_markdown([VMEAN]).splitlines() == [
-        "| time / SDPA | least error | relative spectral error |",
+        "| time / SDPA | method | relative spectral error |",
         "| --- | ---: | ---: |",
         "| 0.0100 | V-mean | 0.500 |",
         "| 1.00 | exact (SDPA) | 0 |",
