@@ -1,8 +1,7 @@
 """`skein approx`: measure how well each method approximates attention, append every record, show what came out."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -10,24 +9,21 @@ from typing import Literal
 
 import torch
 from rich import box
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from skeinformer.attention import METHODS
 from skeinformer.files import write_whole
-from skeinformer.lab.approx import Experiment, OnStep, cases, compact, error_records, key_of, load_source, summarize
+from skeinformer.lab.approx import Experiment, cases, compact, error_records, key_of, load_source, summarize
 from skeinformer.lab.approx_time import time_key, time_records
 from skeinformer.lab.contenders import parse_all
-from skeinformer.lab.pretrained import WEIGHTS
+from skeinformer.lab.pretrained import WEIGHTS, column_and_value
+from skeinformer.lab.progress import display
 from skeinformer.records import Record, append, read
 from skeinformer.registry import check_count
 from skeinformer.report.format import number, spread
 from skeinformer.sketch import SKETCHES
-
-Begin = Callable[[str], OnStep]
 
 # `sketched` stands once for each sketch; by default it is the Gaussian one
 DEFAULT_METHODS = (
@@ -61,7 +57,10 @@ class Approx:
     samples: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
     """Budgets d."""
     methods: tuple[str, ...] = DEFAULT_METHODS
-    """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch."""
+    """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch.
+
+    Beside them wildcat, thinformer and hyperattention: published samplers, for comparison only.
+    """
     trials: int = 8
     """How often to measure, each on the next piece of text and with new draws. 64 of 12 heads are 768 heads."""
     weights: tuple[str, ...] = WEIGHTS
@@ -103,7 +102,7 @@ def run_approx(options: Approx, console: Console | None = None) -> Path:
         parts["times"] = time_records
     if not parts:
         raise ValueError("only the time is asked for, in 0 rounds; give more time_rounds")
-    with _display(console) as begin:
+    with display(console) as begin:
         begin("")("loading the pretrained model and the text", 0.0)
         source = load_source(experiment, options.trials if "errors" in parts else 1)
         for i, (part, measured) in enumerate(parts.items(), start=1):
@@ -132,7 +131,7 @@ def as_experiment(options: Approx) -> Experiment:
         seed=options.seed,
         model=options.model,
         text=options.text,
-        where=tuple(_column_and_value(item) for item in options.text_filter),
+        where=tuple(column_and_value(item) for item in options.text_filter),
         gradient_trials=options.gradient_trials,
         time_rounds=options.time_rounds,
     )
@@ -205,49 +204,3 @@ def result_rows(experiment: Experiment, records: Sequence[Record]) -> Iterator[t
                     spread(error.get("spectral_relative"), error.get("spectral_relative_se")),
                     number(time.get("forward_ratio")),
                 )
-
-
-def _column_and_value(item: str) -> tuple[str, str]:
-    column, equals, value = item.partition("=")
-    if not (column and equals):
-        raise ValueError(f"{item!r} is not a filter; expected column=value, as in split=test")
-    return column, value
-
-
-@contextmanager
-def _display(console: Console) -> Iterator[Begin]:
-    """A function that begins a part of the run, and returns one that shows what is under way and the share done.
-
-    In a terminal a bar, with the detail on a line of its own; elsewhere a line for every input.
-    """
-    if not console.is_terminal:
-
-        def begin_lines(part: str) -> OnStep:
-            last = ""
-
-            def line(detail: str, done: float) -> None:
-                nonlocal last
-                place = detail.partition(":")[0]
-                if place != last:
-                    last = place
-                    console.print(f"{part} {done:4.0%} {place}".strip(), markup=False, soft_wrap=True)
-
-            return line
-
-        yield begin_lines
-        return
-    with Live(console=console, transient=True) as live:
-
-        def begin_bar(part: str) -> OnStep:
-            title = TextColumn("{task.description}", markup=False)
-            columns = (title, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-            bar = Progress(*columns, console=console, speed_estimate_period=600)
-            task = bar.add_task(part, total=1.0)
-
-            def update(detail: str, done: float) -> None:
-                bar.update(task, completed=done)
-                live.update(Group(bar, Text(detail, no_wrap=True, overflow="ellipsis")))
-
-            return update
-
-        yield begin_bar

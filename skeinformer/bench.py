@@ -45,7 +45,10 @@ class Bench:
     lengths: tuple[int, ...] = ()
     """Sequence lengths, in tokens. Default: 256 to 16384 by doubling; 4096 with --peers or --step."""
     methods: tuple[str, ...] = ()
-    """Names of methods, with options as in sketched:sketch=srht. Default: all."""
+    """Names of methods, with options as in sketched:sketch=srht. Default: all.
+
+    Beside them wildcat, thinformer and hyperattention: published samplers, for comparison only.
+    """
     modes: tuple[Literal["forward", "both"], ...] = ("forward", "both")
     """forward: a call without gradients; both: a call and its gradients."""
     budget: int = 256

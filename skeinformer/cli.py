@@ -50,7 +50,7 @@ class Flops:
     head_dim: int = 32
     """The head width p."""
     methods: tuple[str, ...] = ()
-    """Names of methods. Default: all."""
+    """Names of methods. Default: all. Beside them wildcat, thinformer and hyperattention, of the lab."""
     backward: bool = False
     """Count the forward and backward pass of a training step too."""
     json: bool = False

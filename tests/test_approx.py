@@ -19,11 +19,12 @@ pytest.importorskip("rich", reason="needs the extra `lab`")
 from rich.console import Console
 
 from skeinformer import cli
-from skeinformer.approx import DEFAULT_METHODS, Approx, _display, as_experiment, result_rows, run_approx
+from skeinformer.approx import DEFAULT_METHODS, Approx, as_experiment, result_rows, run_approx
 from skeinformer.attention import METHODS
 from skeinformer.lab.approx import cases, key_of
 from skeinformer.lab.contenders import parse
 from skeinformer.lab.pretrained import minilm_folder
+from skeinformer.lab.progress import display
 from skeinformer.records import read
 from skeinformer.sketch import SKETCHES
 
@@ -73,7 +74,7 @@ def test_records_table_and_summary(tmp_path: Path, terminal: bool) -> None:
 
 def test_a_narrow_terminal_shows_the_part_the_bar_and_the_detail() -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=60, highlight=False, _environ={})
-    with _display(screen) as begin:
+    with display(screen) as begin:
         begin("1 of 2: errors")("trial 1 of 3, n = 1,024, pretrained, layer 0: Skeinformer, no row normalization", 0.25)
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", written(screen)).split("\n")
     bar = "".join(line for line in lines)

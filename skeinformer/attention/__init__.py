@@ -183,7 +183,20 @@ METHODS: dict[str, Method] = {
 
 def build(name: str, *, head_dim: int, max_len: int | None = None, budget: int = 256, **options: object) -> Attention:
     """The attention called `name`: every name takes head_dim, max_len, budget and seed, and options of its own."""
-    method = lookup("attention", name, METHODS)
+    return build_from(METHODS, name, head_dim=head_dim, max_len=max_len, budget=budget, **options)
+
+
+def build_from(
+    table: Mapping[str, Method],
+    name: str,
+    *,
+    head_dim: int,
+    max_len: int | None = None,
+    budget: int = 256,
+    **options: object,
+) -> Attention:
+    """`build` with the rows of another table."""
+    method = lookup("attention", name, table)
     parameters = inspect.signature(method.make).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         check_options(f"attention {name!r}", options, [parameter.name for parameter in parameters])
@@ -202,6 +215,7 @@ __all__ = [
     "Skeinformer",
     "VirtualKeys",
     "build",
+    "build_from",
     "choose_num_samples",
     "cluster_attention",
     "skein_attention",

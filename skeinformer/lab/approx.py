@@ -5,7 +5,7 @@ attention in float64 and averaged over the heads: one Record of kind "approx" fo
 `approx_time` has the times of the same contenders. What a records file already holds is not measured again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skeinformer.attention import METHODS, Attention
+from skeinformer.attention import Attention
 from skeinformer.lab.contenders import Contender, build_contender, has_budget
 from skeinformer.lab.measure import (
     exact_attention,
@@ -39,6 +39,7 @@ from skeinformer.lab.pretrained import (
     project_qkv,
     up_to_tokens,
 )
+from skeinformer.lab.rivals import CONTENDERS
 from skeinformer.records import Record, machine
 from skeinformer.registry import check_choice, check_count
 
@@ -93,6 +94,10 @@ class Experiment:
         for weights in self.weights:
             check_choice("weights", weights, WEIGHTS)
 
+    def passes(self, trial: int) -> int:
+        """The cost of a trial in forward passes: a backward pass is about three, and the output is computed alone."""
+        return 5 if trial < self.gradient_trials else 1
+
     @property
     def common(self) -> Record:
         """The fields that all records of the experiment share."""
@@ -128,7 +133,7 @@ class Case(NamedTuple):
 
     def cost(self, n: int) -> float:
         """Roughly how long a forward pass takes, in scores computed."""
-        quadratic = "n^2" in METHODS[self.contender.method].cost
+        quadratic = "n^2" in CONTENDERS[self.contender.method].cost
         return float(n * n if quadratic else n * (64 + (self.samples or 0)))
 
     def __str__(self) -> str:
@@ -231,62 +236,56 @@ def error_records(
     A method that cannot take an input (a ValueError of its own) gives one Record of kind "approx_skipped" with the
     `reason`, and is left out in the trials that follow.
     """
-    common = {**experiment.common, "started": now(), **machine()}
-    everything = cases(experiment)
-    sizes = (range(experiment.trials), experiment.lengths, experiment.weights, experiment.layers)
-    inputs = [Input(*values) for values in dict.fromkeys(product(*sizes))]
+    common: Record = {**experiment.common, "started": now(), **machine()}
     done = {
         key_of(record, "trial")
         for record in present
         if record.get("kind") == "approx" or record.get("part") == "errors"
     }
-
-    def missing(about: Input) -> list[Case]:
-        known: Record = {**common, **about._asdict()}
-        return [
-            case
-            for case in everything
-            if not {key_of({**known, **case.fields, "trial": trial}, "trial") for trial in (about.trial, None)} & done
-        ]
-
-    def passes(about: Input) -> int:
-        return 5 if about.trial < experiment.gradient_trials else 1  # a backward pass is about three forward passes
-
+    sizes = (range(experiment.trials), experiment.lengths, experiment.weights, experiment.layers)
+    inputs = [Input(*values) for values in dict.fromkeys(product(*sizes))]
     total = 0.0
     for about in inputs:
-        if left := missing(about):
-            total += passes(about) * (EXACT * about.n**2 + sum(case.cost(about.n) for case in left))
+        if left := missing_cases(experiment, about, done):
+            scores = EXACT * about.n**2 + sum(case.cost(about.n) for case in left)
+            total += experiment.passes(about.trial) * scores
     work = Work(total, on_step)
     states = lru_cache(maxsize=1)(partial(source.states, layers=experiment.layers))
     for about in inputs:
-        left = missing(about)
-        if not left:
-            continue
-        trial, n, weights, layer = about
-        place = f"trial {trial + 1} of {experiment.trials}, n = {n:,}, {weights}, layer {layer}"
-        work.step(f"{place}: exact attention in float64", passes(about) * EXACT * n * n)
-        qkv = source.qkv(states(trial, n), about, experiment.seed)
-        upstream = stream_seed(experiment.seed, trial, "upstream")
-        reference = make_reference(qkv, upstream, trial < experiment.gradient_trials)
-        shape: Record = {
-            "weights": weights,
-            "layer": layer,
-            "n": n,
-            "heads": qkv[0].shape[1],
-            "head_dim": qkv[0].shape[3],
-        }
-        for case in left:
-            work.step(f"{place}: {case}", passes(about) * case.cost(n))
-            record: Record = {"kind": "approx", **common, **shape, **case.fields}
-            try:
-                record |= {
-                    "trial": trial,
-                    **measure(case, qkv, reference, stream_seed(experiment.seed, trial, "draws")),
-                }
-            except ValueError as error:
-                record |= {"kind": "approx_skipped", "part": "errors", "reason": str(error)}
-            done.add(key_of(record, "trial"))
-            yield record
+        if left := missing_cases(experiment, about, done):
+            for record in input_records(experiment, about, left, source, states(about.trial, about.n), work):
+                done.add(key_of({**common, **record}, "trial"))
+                yield {"kind": "approx", **common, **record}
+
+
+def missing_cases(experiment: Experiment, about: Input, done: Set[tuple[object, ...]]) -> list[Case]:
+    """The cases that have not been measured on an input, nor been refused by their method in any trial."""
+    known: Record = {**experiment.common, **about._asdict()}
+    return [
+        case
+        for case in cases(experiment)
+        if not {key_of({**known, **case.fields, "trial": trial}, "trial") for trial in (about.trial, None)} & done
+    ]
+
+
+def input_records(
+    experiment: Experiment, about: Input, left: Sequence[Case], source: Source, states: dict[int, Tensor], work: Work
+) -> Iterator[Record]:
+    """What one input shows of each case, or why it shows nothing."""
+    trial, n, weights, layer = about
+    place = f"trial {trial + 1} of {experiment.trials}, n = {n:,}, {weights}, layer {layer}"
+    work.step(f"{place}: exact attention in float64", experiment.passes(trial) * EXACT * n * n)
+    qkv = source.qkv(states, about, experiment.seed)
+    upstream, draws = (stream_seed(experiment.seed, trial, stream) for stream in ("upstream", "draws"))
+    reference = make_reference(qkv, upstream, trial < experiment.gradient_trials)
+    _, heads, _, head_dim = qkv[0].shape
+    shape: Record = {"weights": weights, "layer": layer, "n": n, "heads": heads, "head_dim": head_dim}
+    for case in left:
+        work.step(f"{place}: {case}", experiment.passes(trial) * case.cost(n))
+        try:
+            yield {**shape, **case.fields, "trial": trial, **measure(case, qkv, reference, draws)}
+        except ValueError as error:
+            yield {"kind": "approx_skipped", **shape, **case.fields, "part": "errors", "reason": str(error)}
 
 
 def make_reference(qkv: QKV, seed: int, with_gradients: bool) -> Reference:

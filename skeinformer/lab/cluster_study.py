@@ -8,7 +8,7 @@ sketch with everything in dense matrices and a knob for each choice: to be read 
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +46,45 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+class Knobs(NamedTuple):
+    """The choices of the sketch. The defaults are the library's."""
+
+    steps: int = 1
+    sample: int | None = SAMPLE
+    centers: str = "importance"
+    metric: str = "plain"
+    value_share: float = 0.0
+    project: int | None = None
+    weighted: bool = True
+    heavy: float = 0.0
+    log_weight: str = "calibrated"
+    linear: str = "fitted"
+    ridge: float = 0.0
+
+
+class Seen(NamedTuple):
+    """What the pilot rows J see."""
+
+    rows: Tensor  # (h, P)
+    queries: Tensor  # (h, P, p)
+    normalizer: Tensor  # (h, P, 1), lse_J
+    B_J: Tensor  # (h, P, n)
+    output: Tensor  # (h, P, p), B_J V
+    mass: Tensor  # (h, n), mean_J b_Jj
+    scale: float
+
+
+class Means(NamedTuple):
+    """The clusters."""
+
+    assignment: Tensor  # (h, n)
+    share: Tensor  # (h, d, n): the weight of each key within its cluster
+    keys: Tensor  # (h, d, p)
+    values: Tensor  # (h, d, p)
+    mass: Tensor  # (h, d)
+    size: Tensor  # (h, d): how many keys
+
+
 def variant(
     query: Tensor,  # (h, n, p)
     key: Tensor,
@@ -54,77 +93,100 @@ def variant(
     *,
     d: int,
     num_pilots: int,
-    steps: int = 1,
-    sample: int | None = SAMPLE,
-    centers: str = "importance",
-    metric: str = "plain",
-    value_share: float = 0.0,
-    project: int | None = None,
-    weighted: bool = True,
-    heavy: float = 0.0,
-    log_weight: str = "calibrated",
-    linear: str = "fitted",
-    ridge: float = 0.0,
+    **change: Any,
 ) -> Tensor:
-    """The cluster sketch with one choice or another, (h, n, p), by dense matrices. The defaults are the library's."""
-    h, n, p = query.shape
-    scale = 1 / math.sqrt(p)
-    rows = noise.pilots.topk(num_pilots, -1).indices  # (h, P)
-    pilots = query.gather(1, rows[..., None].expand(-1, -1, p))  # (h, P, p)
-    scores = scale * pilots @ key.mT
-    normalizer = scores.logsumexp(-1, keepdim=True)  # (h, P, 1)
-    B_J = (scores - normalizer).exp()  # (h, P, n)
-    exact, mass = B_J @ value, B_J.mean(1)
-    weight = mass if weighted else torch.full_like(mass, 1 / n)
-    space = _space(query, pilots, key, value, weight, metric, value_share, project)  # (h, n, r)
+    """The cluster sketch with one choice of Knobs or another, (h, n, p), by dense matrices."""
+    knobs = Knobs(**change)
+    seen = _look(query, key, value, noise.pilots, num_pilots)
+    weight = seen.mass if knobs.weighted else torch.full_like(seen.mass, 1 / key.shape[1])
+    means = _means(key, value, weight, seen.mass, _assign(query, key, value, noise.centers, weight, seen, d, knobs), d)
+    log_weight = _log_weight(key, means, seen, knobs.log_weight)  # (h, d)
+    scores = seen.scale * seen.queries @ means.keys.mT + log_weight[:, None]
+    W_J, values = scores.softmax(-1), means.values  # (h, P, d)
+    if knobs.ridge:
+        values = values + _ridge(W_J, seen.output - W_J @ values, knobs.ridge)
+    output = (seen.scale * query @ means.keys.mT + log_weight[:, None]).softmax(-1) @ values
+    if knobs.linear != "off":
+        output = output + _linear_term(query, key, value, weight, means, seen, seen.output - W_J @ values, knobs.linear)
+    return output.scatter(1, seen.rows[..., None].expand_as(seen.output), seen.output)
+
+
+def _look(query: Tensor, key: Tensor, value: Tensor, u: Tensor, num_pilots: int) -> Seen:
+    scale = 1 / math.sqrt(query.shape[-1])
+    rows = u.topk(num_pilots, -1).indices
+    queries = _take(query, rows)
+    scores = scale * queries @ key.mT
+    normalizer = scores.logsumexp(-1, keepdim=True)
+    B_J = (scores - normalizer).exp()
+    return Seen(rows, queries, normalizer, B_J, B_J @ value, B_J.mean(1), scale)
+
+
+def _assign(
+    query: Tensor, key: Tensor, value: Tensor, u: Tensor, weight: Tensor, seen: Seen, d: int, knobs: Knobs
+) -> Tensor:
+    """The cluster of each key, (h, n)."""
+    mass = seen.mass
+    space = _space(query, seen.queries, key, value, weight, knobs.metric, knobs.value_share, knobs.project)  # (h, n, r)
     log_probability = {
-        "importance": B_J.square().sum(1).log() / 2 + value.norm(dim=-1).log(),
+        "importance": seen.B_J.square().sum(1).log() / 2 + value.norm(dim=-1).log(),
         "uniform": torch.zeros_like(mass),
         "mass": mass.log(),
         "plus_plus": mass.log(),
-    }[centers]
-    ranked = (log_probability + gumbel(noise.centers)).argsort(-1, descending=True)  # (h, n)
-    ranked = ranked if sample is None else ranked[:, : sample * d]
-    points = _take(space, ranked)
-    found = _plus_plus(space, mass, d) if centers == "plus_plus" else points[:, :d]
-    for _ in range(steps):
+    }[knobs.centers]
+    ranked = (log_probability + gumbel(u)).argsort(-1, descending=True)  # (h, n)
+    points = _take(space, ranked if knobs.sample is None else ranked[:, : knobs.sample * d])
+    found = _plus_plus(space, mass, d) if knobs.centers == "plus_plus" else points[:, :d]
+    for _ in range(knobs.steps):
         members = F.one_hot(_nearest(points, found), d).to(space)  # (h, m, d)
         total = members.sum(1)[..., None]
         found = torch.where(total > 0, members.mT @ points / total.clamp(min=1), found)
-    assignment = _nearest(space, found)
-    kept = int(heavy * d)
-    if kept:  # the clusters of lowest number give way to single keys
-        assignment = _nearest(space, found[:, kept:]) + kept
-        assignment.scatter_(1, mass.topk(kept, -1).indices, torch.arange(kept).expand(h, kept))
+    kept = int(knobs.heavy * d)
+    if not kept:
+        return _nearest(space, found)
+    # the clusters of lowest number give way to single keys
+    single = torch.arange(kept).expand(len(mass), kept)
+    return (_nearest(space, found[:, kept:]) + kept).scatter_(1, mass.topk(kept, -1).indices, single)
+
+
+def _means(key: Tensor, value: Tensor, weight: Tensor, mass: Tensor, assignment: Tensor, d: int) -> Means:
     member = F.one_hot(assignment, d).to(key)  # (h, n, d)
-    total = (member * weight[..., None]).sum(1)  # (h, d)
-    share = (member * weight[..., None] / total.clamp(min=1e-30)[:, None]).mT  # (h, d, n)
-    keys, values, count = share @ key, share @ value, member.sum(1)
-    pilot_scores = scale * pilots @ keys.mT - normalizer  # (h, P, d)
-    log_weights = count.log()
-    if log_weight == "calibrated":
-        log_weights = (mass[:, None] @ member)[:, 0].log() - (pilot_scores.logsumexp(1) - math.log(num_pilots))
-    elif log_weight == "variance":
-        around = (scale * pilots @ key.mT).square() @ share.mT - (scale * pilots @ keys.mT).square()  # (h, P, d)
-        log_weights = log_weights + around.mean(1) / 2
-    log_weights = log_weights.where(count > 0, -torch.inf)
-    W_J = (pilot_scores + log_weights[:, None]).softmax(-1)  # (h, P, d)
-    if ridge:
-        gram = W_J @ W_J.mT
-        size = ridge * gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
-        solved = torch.linalg.solve(gram + size * torch.eye(num_pilots), exact - W_J @ values)
-        values = values + W_J.mT @ solved
-    output = (scale * query @ keys.mT + log_weights[:, None]).softmax(-1) @ values
-    if linear != "off":
-        kc, vc = _take(keys, assignment), _take(share @ value, assignment)
-        covariance = ((key - kc) * weight[..., None]).mT @ (value - vc)  # (h, p, p)
-        center = torch.zeros_like(pilots[:, :1]) if linear == "uncentered" else pilots.mean(1, keepdim=True)
-        term = scale * (query - center) @ covariance
-        at_pilots = scale * (pilots - center) @ covariance
-        along, size = ((exact - W_J @ values) * at_pilots).sum((1, 2)), at_pilots.square().sum((1, 2))
-        factor = torch.ones_like(size) if linear == "whole" else (along / size).clamp(0, 1)
-        output = output + factor[:, None, None] * term
-    return output.scatter(1, rows[..., None].expand_as(exact), exact)
+    weighted = member * weight[..., None]
+    share = (weighted / weighted.sum(1, keepdim=True).clamp(min=1e-30)).mT
+    return Means(assignment, share, share @ key, share @ value, (mass[:, None] @ member)[:, 0], member.sum(1))
+
+
+def _log_weight(key: Tensor, means: Means, seen: Seen, choice: str) -> Tensor:
+    """What a cluster's score gains, (h, d); -inf for an empty one."""
+    scores = seen.scale * seen.queries @ means.keys.mT  # (h, P, d)
+    log_weight = means.size.log()
+    if choice == "calibrated":
+        mean = (scores - seen.normalizer).logsumexp(1) - math.log(scores.shape[1])
+        log_weight = means.mass.log() - mean
+    elif choice == "variance":
+        around = (seen.scale * seen.queries @ key.mT).square() @ means.share.mT - scores.square()  # (h, P, d)
+        log_weight = log_weight + around.mean(1) / 2
+    return log_weight.where(means.size > 0, -torch.inf)
+
+
+def _ridge(W_J: Tensor, missed: Tensor, ridge: float) -> Tensor:
+    """The change of values, (h, d, p), that mends the pilots best at a price for its size."""
+    gram = W_J @ W_J.mT
+    size = ridge * gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    change: Tensor = W_J.mT @ torch.linalg.solve(gram + size * torch.eye(W_J.shape[1]), missed)
+    return change
+
+
+def _linear_term(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, means: Means, seen: Seen, missed: Tensor, choice: str
+) -> Tensor:
+    """a s (Q - mean q_J) C, (h, n, p)."""
+    around = (key - _take(means.keys, means.assignment)) * weight[..., None]
+    covariance = around.mT @ (value - _take(means.values, means.assignment))  # (h, p, p)
+    center = torch.zeros_like(seen.queries[:, :1]) if choice == "uncentered" else seen.queries.mean(1, keepdim=True)
+    at_pilots = seen.scale * (seen.queries - center) @ covariance
+    along, size = (missed * at_pilots).sum((1, 2)), at_pilots.square().sum((1, 2))
+    factor = torch.ones_like(size) if choice == "whole" else (along / size).clamp(0, 1)
+    return factor[:, None, None] * seen.scale * (query - center) @ covariance
 
 
 def _space(

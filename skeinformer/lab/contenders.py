@@ -1,4 +1,4 @@
-"""Contenders: a name of METHODS with options, as the command line writes them, and as a reader calls them.
+"""Contenders: a name of METHODS or RIVALS with options, as the command line writes them, and as a reader calls them.
 
 `skeinformer:num_pilots=32` is Skeinformer with 32 pilots; `sketched:sketch=srht,side=rows` has two options. The budget
 d, the head width, the longest sequence and the seed belong to the experiment and are not options of a contender.
@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from skeinformer.attention import METHODS, Attention, build
+from skeinformer.attention import Attention, build_from
+from skeinformer.lab.rivals import CONTENDERS
 from skeinformer.registry import lookup
 
 Option = int | float | bool | str
@@ -44,6 +45,8 @@ LABELS = {
     "cluster": "Cluster sketch",
     "sparse_transformer": "Sparse Transformer",
     "linear_transformer": "Linear Transformer",
+    "wildcat": "WildCat",
+    "hyperattention": "HyperAttention",
     "srht": "SRHT",
     "subsampling": "sub-sampling",
     "subsampling_without": "sub-sampling without replacement",
@@ -81,7 +84,7 @@ def parse(spec: str) -> Contender:
     does not take is a ValueError.
     """
     method, colon, rest = spec.strip().partition(":")
-    lookup("attention", method, METHODS)
+    lookup("attention", method, CONTENDERS)
     options: dict[str, Option] = {}
     for part in rest.split(",") if colon else ():
         name, equals, value = (text.strip() for text in part.partition("="))
@@ -116,10 +119,10 @@ def build_contender(
     if budget is not None:
         options["budget"] = budget
     if seed is None:
-        return build(contender.method, **options).eval()
+        return build_from(CONTENDERS, contender.method, **options).eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build(contender.method, **options).eval()
+        return build_from(CONTENDERS, contender.method, **options).eval()
 
 
 def has_budget(contender: Contender) -> bool:

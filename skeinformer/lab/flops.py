@@ -4,7 +4,8 @@ torch's `FlopCounterMode` sees each operation and its shapes. It knows matrix pr
 multiply-add as two operations and a fused CPU attention as none; the paper counts a multiply-add once and names the
 leading term. Here formulas are added for the fused kernels that torch leaves out, and results are halved. Fake tensors
 have shapes and no contents, so that n = 65536 takes a fraction of a second, also for quadratic methods. What is not a
-product of matrices is not counted, here as in the paper: exponentials, sums, sorting, gathering, factorizations.
+product of matrices is not counted, here as in the paper: exponentials, sums, sorting, gathering, factorizations. Of
+the lab's rivals only WildCat solves with triangles; that is counted.
 """
 
 import math
@@ -16,8 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from skeinformer.attention import METHODS, build
+from skeinformer.attention import METHODS, build_from
 from skeinformer.lab.measure import quiet_profiler
+from skeinformer.lab.rivals import CONTENDERS
 from skeinformer.records import Record, machine
 from skeinformer.registry import check_count, lookup
 
@@ -64,6 +66,11 @@ def matrix_vector_flops(matrix: Shape, *_: object, **__: object) -> int:
     return 2 * math.prod(matrix)
 
 
+def triangular_flops(matrix: Shape, right: Shape, *_: object, **__: object) -> int:
+    """X with L X = B, L triangular: a multiply-add for each entry of half a matrix and each column of B."""
+    return math.prod(matrix) * right[-1]
+
+
 # names in torch.ops.aten; those that this version of torch knows already are counted by its own formula
 FORMULAS: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_for_cpu": attention_flops,
@@ -79,6 +86,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_fused_attention_overrideable_backward": attention_backward_flops,
     "mv": matrix_vector_flops,
     "dot": matrix_vector_flops,
+    "linalg_solve_triangular": triangular_flops,
 }
 
 
@@ -124,7 +132,7 @@ def count_multiply_adds(
     shape.
     """
     with FakeTensorMode():
-        module = build(name, head_dim=head_dim, max_len=n, budget=budget, **options).train(backward)
+        module = build_from(CONTENDERS, name, head_dim=head_dim, max_len=n, budget=budget, **options).train(backward)
         query, value = (torch.empty(1, 1, n, head_dim, requires_grad=backward) for _ in range(2))
         with flop_counter() as counter, torch.set_grad_enabled(backward):
             output = module(query, query, value)
@@ -144,10 +152,10 @@ def flop_records(
 ) -> Iterator[Record]:
     """A Record for every length and method, all of METHODS by default: counted multiply-adds, the paper's, their ratio.
 
-    The paper's table, and so the ratio, is about the forward pass.
+    The paper's table, and so the ratio, is about the forward pass. The lab's rivals are counted where they are named.
     """
     for name in methods:
-        lookup("attention", name, METHODS)
+        lookup("attention", name, CONTENDERS)
     if not lengths:
         raise ValueError("lengths is empty; give at least one sequence length")
     for argument, values in (("length", lengths), ("budget", [budget]), ("head_dim", [head_dim])):

@@ -229,8 +229,38 @@ def _num_positions(model: Any) -> int:
     return positions if padding is None else positions - padding - 1
 
 
+def column_and_value(item: str) -> tuple[str, str]:
+    """One pair of `where` as the command line writes it: split=test."""
+    column, equals, value = item.partition("=")
+    if not (column and equals):
+        raise ValueError(f"{item!r} is not a filter; expected column=value, as in split=test")
+    return column, value
+
+
+def text_values(path: Path, column: str) -> list[str]:
+    """The values of a column of a .parquet file as text, each once: what `where` of `load_text` can choose by."""
+    from pyarrow import compute, string
+
+    if path.suffix != ".parquet":
+        raise ValueError(f"{path} has no columns; only a .parquet file holds several texts")
+    values: list[str | None] = compute.cast(_parquet_columns(path, [column])[column], string()).unique().to_pylist()
+    return [value for value in values if value is not None]
+
+
 def _parquet_text(path: Path, where: Mapping[str, str]) -> str:
-    from pyarrow import ArrowInvalid, compute, parquet, string
+    from pyarrow import compute, string
+
+    table = _parquet_columns(path, ["text", *where])
+    for name, value in where.items():
+        table = table.filter(compute.equal(compute.cast(table[name], string()), value))
+        if not len(table):
+            raise ValueError(f"no row of {path} is left by {name}={value}; look at the values of that column")
+    return "\n".join(row for row in table["text"].to_pylist() if row is not None)
+
+
+def _parquet_columns(path: Path, names: Sequence[str]) -> Any:
+    """Columns of a .parquet file that has one named `text`."""
+    from pyarrow import ArrowInvalid, parquet
 
     try:
         opened = parquet.ParquetFile(path)
@@ -240,14 +270,9 @@ def _parquet_text(path: Path, where: Mapping[str, str]) -> str:
         columns = file.schema_arrow.names
         if "text" not in columns:
             raise ValueError(f"{path} has the columns {', '.join(columns)}; expected one named 'text'")
-        for name in where:
+        for name in names:
             lookup(f"column of {path.name}", name, dict.fromkeys(columns))
-        table = file.read(columns=["text", *where])
-    for name, value in where.items():
-        table = table.filter(compute.equal(compute.cast(table[name], string()), value))
-        if not len(table):
-            raise ValueError(f"no row of {path} is left by {name}={value}; look at the values of that column")
-    return "\n".join(row for row in table["text"].to_pylist() if row is not None)
+        return file.read(columns=list(names))
 
 
 def _first(where: Mapping[str, str]) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Literal, NamedTuple
 
-from skeinformer.lab.approx import GRADIENTS, summarize
 from skeinformer.records import Record, Value
 from skeinformer.report.figures import Panel, Series, Styles, grid_html
 from skeinformer.report.format import (
@@ -21,20 +20,14 @@ from skeinformer.report.format import (
     real,
     size,
 )
-from skeinformer.report.page import Section, select_html
-from skeinformer.report.tables import Column, attributes_html, boxed, table_html
+from skeinformer.report.frontier import approximations, frontier_html, frontier_markdown, verdict
+from skeinformer.report.inputs import INPUTS, PASSES, Input, group_inputs
+from skeinformer.report.page import Section, made_by, select_html
+from skeinformer.report.tables import Column, attributes_html, boxed, markdown_text, table_html
 
-INPUTS = ("model", "text", "weights", "layer", "n")  # what the queries, keys and values of a panel come from
 FIELDS = frozenset({*INPUTS, "samples", "label"})
 ORDER = ("skeinformer", "informer", "vmean", "linformer")  # the paper's, by growing error
 RATIO = "spectral_to_vmean"
-PASSES = {"both": "forward and backward", "forward": "forward"}
-COSTS = (
-    *(f"{name}_ratio{end}" for name in PASSES for end in ("", "_q25", "_q75")),
-    "peak_bytes",
-    "both_peak_bytes",
-    "flops",
-)
 
 
 class Measure(NamedTuple):
@@ -93,6 +86,10 @@ COLUMNS = (
     Column("FLOPs", lambda r: operations(r.get("flops")), field="flops", best="low"),
 )
 
+FRONTIER = (
+    "The frontier: what has the least error in so much time, as a share of SDPA's; no faster method is as accurate. "
+    "Means of errors and medians of times are compared as they are."
+)
 LEGEND = (
     "BV is exact attention in float64, R a method's output; errors are means over heads and trials ± standard error "
     "over trials. Spectral: |BV - R| in the spectral norm; over V-mean's: divided by V-mean's, trial by trial; "
@@ -128,7 +125,7 @@ def approx_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
             "better. A line goes over the sample sizes d; the larger mark is the largest d."
         )
         choice = _choice("pass", "time of", PASSES)
-        html = f"{choice}<p class='faint'>{escape(note)}</p>\n{grid_html(panels, styles)}"
+        html = f"{choice}<p class='faint'>{escape(note)}</p>\n{grid_html(panels, styles)}\n{frontiers_html(inputs)}"
         sections.append(Section("Error against time", html, FIELDS, records))
     if inputs:
         tables = "\n".join(_table_html(name, rows) for name, rows in inputs.items())
@@ -137,40 +134,6 @@ def approx_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
     if skipped := [r for r in records if r.get("kind") == "approx_skipped"]:
         sections.append(Section("Not measured", _skipped_html(skipped)))
     return sections
-
-
-class Input(NamedTuple):
-    """Where queries, keys and values come from. `title` leaves out what is the same in all panels of the page."""
-
-    fields: tuple[Value, ...]
-    title: str
-
-    @property
-    def data(self) -> dict[str, str]:
-        """For the filters."""
-        return {name: str(value) for name, value in zip(INPUTS, self.fields, strict=True) if value is not None}
-
-    def alike(self, other: "Input", names: Iterable[str]) -> bool:
-        """Do both have the same values of these fields?"""
-        return all(self.data.get(name) == other.data.get(name) for name in names)
-
-
-def group_inputs(records: Sequence[Record]) -> dict[Input, list[Record]]:
-    """Summaries of the trials with the costs beside them, by input: initialized weights first, then by layer and n.
-
-    Time and memory depend on sizes alone, so that those measured on one layer and one kind of weights serve all.
-    """
-    costs = {_contender(r): r for r in records if r.get("kind") == "approx_time"}
-    found: dict[tuple[Value, ...], list[Record]] = {}
-    for summary in summarize(records):
-        cost = costs.get(_contender(summary), {})
-        row = {**summary, **{name: cost.get(name) for name in COSTS}, **_gradient(summary)}
-        found.setdefault(tuple(row.get(name) for name in INPUTS), []).append(row)
-    alike = [len({key[i] for key in found}) == 1 for i in range(len(INPUTS))]
-    return {
-        Input(key, _title(key, alike)): found[key]
-        for key in sorted(found, key=lambda key: tuple((x is None, isinstance(x, str), x or 0) for x in key))
-    }
 
 
 def figure_1_panels(inputs: Mapping[Input, Sequence[Record]], measure: str) -> list[Panel]:
@@ -211,6 +174,31 @@ def error_time_panels(inputs: Mapping[Input, Sequence[Record]], direction: str) 
     return panels
 
 
+def frontiers_html(inputs: Mapping[Input, Sequence[Record]]) -> str:
+    """For each pass and input the methods of least error by time, and where the cluster sketch is none of them."""
+    boxes = []
+    for direction in PASSES:
+        for where, rows in inputs.items():
+            if field := approximations(rows, direction):
+                data, title = {**where.data, "pass": direction}, f"{where.title}, {PASSES[direction]}"
+                boxes.append(boxed(frontier_html(field), title, data, verdict(field)))
+    return f"<p class='faint'>{escape(FRONTIER)}</p>\n<div class='holds'>{''.join(boxes)}</div>"
+
+
+def frontiers_markdown(records: Sequence[Record]) -> str:
+    """The same as the text of a markdown file; nothing where errors or times are missing."""
+    inputs = group_inputs(records)
+    parts = []
+    for direction, name in PASSES.items():
+        for where, rows in inputs.items():
+            if field := approximations(rows, direction):
+                parts.append(f"## {markdown_text(where.title)}, {name}\n\n{frontier_markdown(field)}")
+    if not parts:
+        return ""
+    made = "\n".join(f"- {name}: {markdown_text(text)}" for name, text in made_by(records).items())
+    return "\n\n".join(["# Error against time", FRONTIER, *parts, "## How it was made", made]) + "\n"
+
+
 def order_html(inputs: Mapping[Input, Sequence[Record]]) -> str:
     """Input by input: do the spectral errors at the largest d grow in the paper's order?"""
     items = []
@@ -248,22 +236,6 @@ def order_sentence(rows: Iterable[Record]) -> str:
     if broken:
         return f"{text}broken: {' and '.join(broken)}."
     return f"{text}the order holds, Linformer's error is {number(errors[3] / errors[2])} times V-mean's."
-
-
-def pick_input(inputs: Mapping[Input, Sequence[Record]], **wanted: Value) -> tuple[Input, list[Record]]:
-    """The input with the wanted fields; where a field is None: pretrained weights, the first layer, the greatest n."""
-    chosen = [where for where in inputs if all(str(v) == where.data.get(k) for k, v in wanted.items() if v is not None)]
-    if not chosen:
-        asked = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
-        known = "; ".join(where.title for where in inputs)
-        raise ValueError(f"no records of {asked}; there are: {known}")
-
-    def preference(where: Input) -> tuple[bool, float, float]:
-        _, _, weights, layer, n = where.fields
-        return weights == "pretrained", -float(layer or 0), float(n or 0)
-
-    where = max(chosen, key=preference)
-    return where, list(inputs[where])
 
 
 def _choice(field: str, heading: str, choices: Mapping[str, str]) -> str:
@@ -354,30 +326,3 @@ def _apart(low: Record, high: Record) -> str:
     both = math.hypot(*(error or 0.0 for error in errors))
     difference = (real(low, field) or 0.0) - (real(high, field) or 0.0)
     return f" ({difference / both:.1f} standard errors the other way)" if both else ""
-
-
-def _gradient(summary: Record) -> Record:
-    """The mean of the three gradient errors; its standard error is at most the mean of theirs."""
-    result: Record = {}
-    for end in ("", "_se"):
-        values = [real(summary, f"{name}{end}") for name in GRADIENTS]
-        known = [value for value in values if value is not None]
-        result[f"gradient{end}"] = sum(known) / len(known) if len(known) == len(GRADIENTS) else None
-    return result
-
-
-def _contender(record: Record) -> tuple[Value, ...]:
-    return tuple(record.get(name) for name in ("model", "n", "method", "options", "samples"))
-
-
-def _title(key: Sequence[Value], alike: Sequence[bool]) -> str:
-    """Weights and n always, the others where they differ."""
-    model, text, weights, layer, n = key
-    parts = [
-        str(weights) if weights else "",
-        f"n = {count(n)}",
-        "" if alike[3] else f"layer {layer}",
-        "" if alike[0] else str(model),
-        "" if alike[1] else str(text),
-    ]
-    return ", ".join(part for part in parts if part)

@@ -9,9 +9,11 @@ from rich.console import Console
 from skeinformer.files import write_whole
 from skeinformer.lab.contenders import parse
 from skeinformer.records import Record, read
-from skeinformer.report.approx import RATIO, error_time_panels, figure_1_panels, group_inputs, pick_input
+from skeinformer.report.approx import RATIO, error_time_panels, figure_1_panels, frontiers_markdown
 from skeinformer.report.bench import speed_panels
 from skeinformer.report.figures import method_styles, write_panels
+from skeinformer.report.inputs import group_inputs, pick_input
+from skeinformer.report.lra import KINDS as LRA_KINDS
 from skeinformer.report.lra import lra_markdown
 from skeinformer.report.lra_figures import loss_panels
 from skeinformer.report.sections import check_kinds, write_report
@@ -28,13 +30,16 @@ class Report:
     title: str = "Sketched attention, measured"
     """The page's title."""
     figures: Path | None = None
-    """A folder for the pictures: figure1, figure1-ratio, error-time, speed and lra-loss, each as .svg and .png."""
+    """A folder for the pictures, each as .svg and .png.
+
+    They are figure1, figure1-ratio, error-time, error-time-forward, speed and lra-loss.
+    """
     markdown: Path | None = None
-    """A file for the tables of the Long Range Arena as markdown."""
+    """A file for tables as markdown: those of the Long Range Arena, and the methods of least error by time."""
     length: int | None = None
-    """Of the picture error-time: the sequence length. Default: the greatest."""
+    """Of the pictures error-time: the sequence length. Default: the greatest."""
     weights: str | None = None
-    """Of the picture error-time: pretrained or initialized. Default: pretrained, where there are such."""
+    """Of the pictures error-time: pretrained or initialized. Default: pretrained, where there are such."""
     layer: int | None = None
     """Of the pictures error-time, figure1 and figure1-ratio: the layer. Default: the first."""
     methods: tuple[str, ...] = ()
@@ -47,7 +52,7 @@ def run_report(options: Report, console: Console | None = None) -> Path:
     records = read_all(options.records)
     with console.status("drawing"):
         if options.markdown is not None:
-            write_whole(lra_markdown(records), options.markdown)
+            write_whole(markdown_tables(records), options.markdown)
             console.print(str(options.markdown), markup=False, soft_wrap=True)
         if options.figures is not None:
             drawn = choose_methods(records, options.methods)
@@ -82,6 +87,14 @@ def choose_methods(records: Sequence[Record], specs: Sequence[str]) -> Sequence[
     return [r for r in records if (r.get("method"), r.get("options") or "") in wanted or r.get("method") == "sdpa"]
 
 
+def markdown_tables(records: Sequence[Record]) -> str:
+    """The tables that the records have, as the text of a markdown file; a ValueError where there is none."""
+    parts = [frontiers_markdown(records)]
+    if not parts[0] or any(record.get("kind") in LRA_KINDS for record in records):
+        parts.insert(0, lra_markdown(records))
+    return "\n".join(part for part in parts if part)
+
+
 def write_pictures(
     records: Sequence[Record],
     folder: Path,
@@ -98,6 +111,7 @@ def write_pictures(
     if inputs := group_inputs(records):
         where, rows = pick_input(inputs, n=length, weights=weights, layer=layer)
         pictures["error-time"] = error_time_panels({where: rows}, "both")
+        pictures["error-time-forward"] = error_time_panels({where: rows}, "forward")
         alike = {other: inputs[other] for other in inputs if where.alike(other, ("model", "text", "layer"))}
         pictures["figure1"] = figure_1_panels(alike, "spectral")
         pictures["figure1-ratio"] = figure_1_panels(alike, RATIO)

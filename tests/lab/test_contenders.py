@@ -5,10 +5,11 @@ import torch
 
 from skeinformer.attention import METHODS
 from skeinformer.lab.contenders import Contender, build_contender, has_budget, parse, parse_all
+from skeinformer.lab.rivals import RIVALS
 from skeinformer.sketch import SKETCHES
 from tests.helpers import inputs_for
 
-SPECS = [*METHODS, "skeinformer:num_pilots=32", *(f"sketched:sketch={name}" for name in SKETCHES)]
+SPECS = [*METHODS, *RIVALS, "skeinformer:num_pilots=32", *(f"sketched:sketch={name}" for name in SKETCHES)]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -31,6 +32,8 @@ def test_labels_are_distinct() -> None:
         ("performer:redraw=false", "Performer, no redraw"),
         ("informer:masked_selection=true", "Informer, masked selection"),
         ("vmean", "V-mean"),
+        ("thinformer:log_odds=0.5", "Thinformer, log odds 0.5"),
+        ("hyperattention", "HyperAttention"),
     ],
 )
 def test_labels(spec: str, label: str) -> None:
@@ -52,6 +55,7 @@ def test_a_contender_given_twice_is_one() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ("wildcats", "did you mean 'wildcat'"),
         ("skienformer", "unknown attention 'skienformer'; did you mean 'skeinformer'"),
         ("skeinformer:num_pilot=3", "no option 'num_pilot'; did you mean 'num_pilots'"),
         ("sketched:sketch=shrt", "unknown sketch 'shrt'; did you mean 'srht'"),

@@ -93,6 +93,14 @@ def test_products_with_vectors_are_counted() -> None:
     assert total(lambda: vector @ vector) == 2 * 7
 
 
+def test_solving_with_a_triangle_is_counted_as_half_a_product() -> None:
+    lower, right = torch.rand(3, 5, 5).tril() + torch.eye(5), torch.randn(3, 5, 7)
+    assert total(lambda: torch.linalg.solve_triangular(lower, right, upper=False)) == total(lambda: lower @ right) // 2
+    out = torch.empty_like(right)
+    executed = executed_flops(lambda: torch.linalg.solve_triangular(lower, right, upper=False, out=out))
+    assert executed == 3 * 5 * 5 * 7
+
+
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", METHODS)
 def test_fake_tensors_count_what_real_ones_do(name: str, backward: bool) -> None:
@@ -159,6 +167,12 @@ def test_records_with_the_backward_pass() -> None:
 
 def test_all_methods_are_counted_by_default() -> None:
     assert [record["method"] for record in flop_records(lengths=(32,), budget=8, head_dim=4)] == list(METHODS)
+
+
+def test_rivals_are_counted_where_they_are_named() -> None:
+    (record,) = flop_records(methods=("hyperattention",), lengths=(32,), budget=8, head_dim=4)
+    assert record["multiply_adds"]
+    assert record["paper"] is None
 
 
 def test_every_term_of_the_paper_is_of_a_method_and_says_what_it_counts() -> None:

@@ -2,6 +2,7 @@
 
 from skeinformer.attention import METHODS
 from skeinformer.lab.contenders import Contender, has_budget, parse
+from skeinformer.lab.rivals import CONTENDERS
 from skeinformer.records import Record
 from skeinformer.sketch import SKETCHES
 
@@ -64,7 +65,7 @@ def names(contender: Contender, n: int, d: int | None) -> Record:
 
 
 def trial_record(contender: Contender, n: int, d: int | None, weights: str, layer: int, trial: int) -> Record:
-    place = list(METHODS).index(contender.method) + 0.37 * len(contender.options_text)
+    place = list(CONTENDERS).index(contender.method) + 0.37 * len(contender.options_text)
     error = ERRORS.get(contender.spec, 0.1 + place * 0.613 % 1)
     error *= (16 / d) ** 0.5 if d else 1
     error *= (1 + 0.1 * trial) * (1 + 0.1 * layer) * (0.3 if weights == "initialized" else 1)
@@ -90,7 +91,7 @@ def trial_record(contender: Contender, n: int, d: int | None, weights: str, laye
 
 
 def time_record(contender: Contender, n: int, d: int | None) -> Record:
-    place = list(METHODS).index(contender.method) + len(contender.options_text)
+    place = list(CONTENDERS).index(contender.method) + len(contender.options_text)
     ratio = 1.0 if contender.method == "softmax" else (0.02 + (d or 8) / n * (1 + place * 0.37 % 2))
     times: Record = {}
     for name, factor in (("forward", 1.0), ("both", 0.8)):

@@ -15,11 +15,11 @@ from skeinformer.report.approx import (
     RATIO,
     error_time_panels,
     figure_1_panels,
-    group_inputs,
+    frontiers_html,
     order_sentence,
-    pick_input,
 )
 from skeinformer.report.figures import COLORS, MARKERS, Panel, Series, method_styles, panels_svg
+from skeinformer.report.inputs import group_inputs, pick_input
 from tests.report.parsed import Page
 from tests.report.synthetic import MANY, approx_records, trial_record
 
@@ -30,6 +30,12 @@ SMALL = {"lengths": (64, 128), "samples": (8, 16)}
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     records = approx_records(("softmax", "vmean", "informer", "linformer", "skeinformer"), **SMALL)
     return write_report(records, tmp_path_factory.mktemp("page") / "r.html", "t").read_text(encoding="utf-8")
+
+
+def methods_table(text: str) -> str:
+    """The first table of the section "Methods"."""
+    section = text.partition("<h2>Methods</h2>")[2]
+    return section[section.index("<table") : section.index("</table>") + len("</table>")]
 
 
 def test_figure_1_has_a_panel_for_each_weights_and_length() -> None:
@@ -66,7 +72,7 @@ def test_dropout_is_never_the_best_and_trials_are_counted(tmp_path: Path) -> Non
     rows = approx_records(("softmax_dropout", "vmean"), lengths=(64,), samples=(8,), weights=("pretrained",), trials=3)
     good: list[Record] = [{**r, "spectral": 1e-3} if r["method"] == "softmax_dropout" else r for r in rows]
     text = write_report(good, tmp_path / "r.html", "t").read_text(encoding="utf-8")
-    table = text[text.index("<table") : text.index("</table>") + len("</table>")]
+    table = methods_table(text)
     assert "pretrained, n = 64; trials: 3</h3>" in text
     assert {row.partition('"')[2].partition('"')[0] for row in table.split("<tr")[2:] if "class='best'" in row} == {
         "V-mean"
@@ -95,6 +101,17 @@ def test_times_of_one_layer_serve_all_inputs_and_the_reference_is_left_out() -> 
         assert list(series["Skeinformer"].x) == [times[8], times[16]]
         assert panel.line is not None
         assert panel.line[0] == 1
+
+
+def test_the_frontier_stands_below_the_figure_for_each_input_and_pass() -> None:
+    records = approx_records(("softmax", "vmean", "cluster"), **SMALL)
+    better: list[Record] = [{**r, "spectral_relative": 1e-3} if r["method"] == "cluster" else r for r in records]
+    html = frontiers_html(group_inputs(better))
+    assert Page(html).values("data-pass") == {"both", "forward"}
+    assert html.count("<h3>") == html.count("<table") == 8
+    assert html.count("No other method beats the cluster sketch") == 8
+    assert "Standard" not in html
+    assert frontiers_html(group_inputs(records)).count("another method beats: 2 of 2") == 8
 
 
 def test_without_times_there_is_no_error_against_time(tmp_path: Path) -> None:
@@ -158,7 +175,7 @@ def test_the_script_may_run_and_nothing_else_may_load(text: str) -> None:
 
 
 def test_the_best_approximation_is_marked_at_each_size(text: str) -> None:
-    table = Page(text[text.index("<table") : text.index("</table>") + len("</table>")])
+    table = Page(methods_table(text))
     best = {d: [row for row in table.rows if row[1] == d and row[2].split("±")[0] in table.bold] for d in ("8", "16")}
     assert [row[0] for row in best["16"]] == ["Skeinformer"]
     assert [row[0] for row in best["8"]] == ["Skeinformer"]

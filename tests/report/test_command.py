@@ -36,7 +36,7 @@ def test_several_files_of_several_kinds_make_one_page(tmp_path: Path, capsys: py
     text = out.read_text(encoding="utf-8")
     for heading in ("Exact and sketched attention", "Error against sample size", "Methods", "Speed"):
         assert f"<h2>{heading}</h2>" in text
-    names = ["error-time", "figure1", "figure1-ratio", "speed"]
+    names = ["error-time", "error-time-forward", "figure1", "figure1-ratio", "speed"]
     assert {file.name for file in figures.iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg")}
     for name in names:
         svg = (figures / f"{name}.svg").read_text(encoding="utf-8")
@@ -78,6 +78,23 @@ def test_tables_and_pictures_of_the_long_range_arena(tmp_path: Path, capsys: pyt
     assert "recipe cpu: Image" in svg
     assert "Skeinformer" not in svg
     assert "Skeinformer" in text
+
+
+def test_the_frontier_as_markdown_with_rivals_that_only_the_lab_has(tmp_path: Path) -> None:
+    specs = ("vmean", "cluster", "wildcat:num_bins=8", "thinformer", "hyperattention")
+    records = write(tmp_path / "a.jsonl", approx_records(specs, lengths=(64,), samples=(8, 16), trials=1))
+    markdown, figures = tmp_path / "frontier.md", tmp_path / "figures"
+    arguments = ["report", "--records", str(records), "--out", str(tmp_path / "r.html"), "--markdown", str(markdown)]
+    assert cli.main([*arguments, "--figures", str(figures)]) == 0
+    text = markdown.read_text(encoding="utf-8")
+    assert "Long Range Arena" not in text
+    for title in ("## pretrained, n = 64, forward and backward\n", "## initialized, n = 64, forward\n"):
+        assert title in text
+    assert "| 1.00 | exact (SDPA) | 0 |" in text
+    svg = (figures / "error-time.svg").read_text(encoding="utf-8")
+    for name in ("WildCat, 8 bins", "Thinformer", "HyperAttention", "Cluster sketch"):
+        assert f'data-label="{name}"' in (tmp_path / "r.html").read_text(encoding="utf-8")
+        assert name.partition(",")[0] in svg
 
 
 def test_markdown_without_runs_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
