@@ -75,13 +75,35 @@ T = TypeVar("T", int, Tensor)
 
 
 def scramble(x: T, bits: int = 32, key: T | int = 0) -> T:
-    """A bijection of integers below 2^bits for every key, close to random; int64 arithmetic that never overflows."""
+    """A bijection of integers below 2^bits for every key, close to random; int64 arithmetic that never overflows.
+
+    Every line reads what it made twice. Torch's compiler would write that out, and take a time that is exponential in
+    their number: in a compiled graph this is one operation.
+    """
+    if isinstance(x, Tensor) and torch.compiler.is_compiling():
+        return cast(
+            Tensor, _scramble(x, bits, key if isinstance(key, Tensor) else torch.full((), key, device=x.device))
+        )
+    return _hash(x, bits, key)
+
+
+def _hash(x: T, bits: int, key: T | int) -> T:
     limit = (1 << bits) - 1
     for multiplier in MULTIPLIERS:
         x = (x ^ key) & limit
         x = ((x ^ (x >> (bits // 2))) * multiplier) & limit
         key = key >> 3
     return x ^ (x >> (bits // 2))
+
+
+@torch.library.custom_op("skeinformer::scramble", mutates_args=())
+def _scramble(x: Tensor, bits: int, key: Tensor) -> Tensor:
+    return _hash(x, bits, key)
+
+
+@_scramble.register_fake
+def _(x: Tensor, bits: int, key: Tensor) -> Tensor:
+    return x ^ key
 
 
 def gumbel(u: Tensor) -> Tensor:

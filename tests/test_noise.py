@@ -182,3 +182,23 @@ def test_integer_stays_below_its_bound(high: int, dtype: torch.dtype) -> None:
     assert x.min() >= 0
     assert x.max() < high
     assert x.max() >= (high - 1) * (1 - 2.0**-22)
+
+
+def test_a_compiled_graph_holds_each_hash_as_one_operation() -> None:
+    """Written out, what is read twice in every line would double as often: inductor would not come to an end."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    def numbers(x: Tensor) -> Tensor:
+        return from_seed((1, 2), 3)(x.shape[0])
+
+    torch._dynamo.reset()
+    compiled = torch.compile(numbers, fullgraph=True, backend=keep)
+    for n in (30, 41, 57):  # the last ones with a symbolic length
+        assert torch.equal(compiled(torch.zeros(n)), numbers(torch.zeros(n)))
+    hashes = [node for node in graphs[0].graph.nodes if "skeinformer.scramble" in str(node.target)]
+    assert len(hashes) == 3  # of the head, of the number's place, of the number
+    assert len(graphs[0].graph.nodes) < 40

@@ -111,6 +111,16 @@ def project_qkv(
     return project(attention.query), project(attention.key), project(attention.value)
 
 
+def long_positions(pretrained: Pretrained, n: int) -> Tensor:
+    """The `position_ids` (1, n) with which the whole model takes n tokens: they begin again after each chunk.
+
+    A model that was trained on 512 positions has no others. Tokens of all chunks then attend to each other, which no
+    pretraining has seen: a way to run a short model on a long text, not to make it a long one.
+    """
+    first = _first_position(pretrained.model)
+    return (first + torch.arange(n) % pretrained.chunk)[None]
+
+
 def load_text(path: Path | str | None = None, where: Mapping[str, str] | None = None) -> str:
     """The text of a .txt file, of the column `text` of a .parquet file, or of the Python language reference (None).
 
@@ -224,9 +234,12 @@ def _self_attention(model: nn.Module, layer: int) -> Any:
 
 def _num_positions(model: Any) -> int:
     """The longest sequence that has a position for every token. RoBERTa's positions begin after its padding index."""
-    positions = int(model.config.max_position_embeddings)
+    return int(model.config.max_position_embeddings) - _first_position(model)
+
+
+def _first_position(model: Any) -> int:
     padding = getattr(getattr(model.embeddings, "position_embeddings", None), "padding_idx", None)
-    return positions if padding is None else positions - padding - 1
+    return 0 if padding is None else int(padding) + 1
 
 
 def column_and_value(item: str) -> tuple[str, str]:
