@@ -223,7 +223,15 @@ def test_an_interrupt_ends_all_processes_and_leaves_nothing(tmp_path: Path) -> N
     command = [sys.executable, "-m", "skeinformer", "data", "listops", "--out", str(tmp_path / "a"), "--workers", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment, text=True, start_new_session=True) as run:
+    with subprocess.Popen(
+        command,
+        stdout=pipe,
+        stderr=pipe,
+        env=environment,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test in the background may ignore it
+    ) as run:
         assert run.stdout is not None
         assert run.stdout.readline().startswith("train: ")
         os.killpg(run.pid, signal.SIGINT)  # as the terminal does
