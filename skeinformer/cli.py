@@ -142,8 +142,10 @@ def _commands() -> dict[str, Command]:
     def lra(options: Lra) -> None:
         from skeinformer.matrix import run_lra
 
-        path = run_lra(options)
+        path, whole = run_lra(options)
         print(f"For a page of this: skein report --records {path}", flush=True)
+        if not whole:
+            raise SystemExit(1)
 
     return {
         "demo": Command(Demo, demo),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,8 +33,7 @@ from skeinformer.records import Record, Value, append, read
 from skeinformer.registry import check_count
 from skeinformer.train import job_of, recipe_of, store_of
 from skeinformer.train_options import Lra, Overrides, Train
-from skeinformer.training.job import identity
-from skeinformer.training.loop import RECORDS
+from skeinformer.training.job import RECORDS, identity, result_of
 from skeinformer.training.models import BAG_OF_TOKENS
 
 # the tasks that `skein data` can generate: its options, and those of the generator
@@ -43,6 +43,7 @@ GENERATED: dict[str, tuple[Any, Any]] = {
 }
 POLL_SECONDS = 0.5
 FAILURE = "failure.jsonl"
+LONGEST_NAME = 180  # of a cell's folder; file systems end at 255
 
 
 @dataclass
@@ -79,12 +80,12 @@ class Matrix:
         return table
 
 
-def run_lra(options: Lra, console: Console | None = None) -> Path:
-    """Run all cells and return the file of their records."""
+def run_lra(options: Lra, console: Console | None = None) -> tuple[Path, bool]:
+    """Run all cells; return the file of their records, and whether all of them have a result."""
     console = console or Console(stderr=True, highlight=False)
     check_count("jobs", options.jobs)
-    prepare_data(options, console)
     matrix = Matrix([make_cell(train, options.out) for train in trainings(options)])
+    prepare_data(options, console)
     for cell in matrix.cells:
         find_result(cell)
     with show(matrix, console) as refresh, stopped_like_by_keyboard():
@@ -102,7 +103,7 @@ def run_lra(options: Lra, console: Console | None = None) -> Path:
     failed = [cell.title for cell in matrix.cells if cell.state == "failed"]
     if failed:
         console.print(f"{len(failed)} of {len(matrix.cells)} runs failed: {', '.join(failed)}", markup=False)
-    return path
+    return path, not failed
 
 
 def trainings(options: Lra) -> Iterator[Train]:
@@ -120,8 +121,12 @@ def make_cell(train: Train, out: Path) -> Cell:
     """A cell with its folder; an option that is wrong is a ValueError here, before anything runs."""
     known = identity(job_of(train))
     parts = [str(known[name]) for name in ("recipe", "task", "method", "options", "overrides")]
+    parts += [train.memory_budget or "", "" if train.precision == "float32" else train.precision]
     name = "-".join(part for part in (*parts, f"seed{train.seed}") if part)
-    folder = out / "".join(c if c.isalnum() or c in "-._" else "-" for c in name.replace(", ", "-"))
+    name = "".join(c if c.isalnum() or c in "-._" else "-" for c in name.replace(", ", "-"))
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:LONGEST_NAME]}-{blake2b(name.encode(), digest_size=6).hexdigest()}"
+    folder = out / name
     return Cell(replace(train, out=folder), folder)
 
 
@@ -174,9 +179,9 @@ def arguments(train: Train) -> list[str]:
     for option in fields(Train):
         value = getattr(train, option.name)
         name = "--" + option.name.replace("_", "-")
-        if value is True:
-            words.append(name)
-        elif value is not None and value is not False:
+        if isinstance(value, bool) and option.default is not None:  # a flag
+            words += [name] if value else []
+        elif value is not None:
             words += [name, str(value)]
     return words
 
@@ -202,19 +207,22 @@ def look(cell: Cell) -> bool:
 
 def fail(cell: Cell, status: int) -> None:
     """Record a cell that ended without a result, with the last line that it wrote."""
-    lines = (cell.folder / "log.txt").read_text(errors="replace").strip().splitlines()
-    reason = lines[-1].removeprefix("skein: ") if lines else "no message"
-    cell.state, cell.detail = "failed", f"exit status {status}: {reason}"
+    lines = (cell.folder / "log.txt").read_text(errors="replace").splitlines()
+    said = [line.strip("│ ") for line in lines if any(map(str.isalpha, line))]
+    if status < 0:
+        reason = f"killed by signal {-status}; the system does this when memory runs out" if status == -9 else ""
+        reason = reason or f"ended by signal {-status}"
+    else:
+        reason = said[-1].removeprefix("skein: ") if said else f"exit status {status} without a message"
+    cell.state, cell.detail = "failed", reason
     record: Record = {"kind": "lra_failure", **identity(job_of(cell.train)), "error": cell.detail}
     append(cell.folder / FAILURE, record)
 
 
 def find_result(cell: Cell) -> None:
-    """Mark a cell as done if its folder holds a result."""
-    path = cell.folder / RECORDS
-    results = [r for r in read(path) if r["kind"] in ("lra_run", "lra_baseline")] if path.is_file() else []
-    if results:
-        result = results[-1]
+    """Mark a cell as done if its folder holds a result of the same settings and data."""
+    result = result_of(job_of(cell.train))
+    if result is not None:
         cell.state = "done"
         cell.detail = f"test accuracy {result['test_accuracy']:.3f} after {result['steps']:,} steps"
 

@@ -167,6 +167,15 @@ class Saved(
 
     config: ModelConfig
 
+    @classmethod
+    def _load_as_safetensor(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
+        """All weights or an error, whatever was asked: a part of them would be a model with random numbers in it."""
+        return super()._load_as_safetensor(model, model_file, map_location, strict=True)
+
+    @classmethod
+    def _load_as_pickle(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
+        raise ValueError(f"{model_file} is a pickle, which is not loaded; save the model as safetensors")
+
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """The card; `results` is what it says under "Measured"."""
         names = {"model_class": type(self).__name__, "method": self.config.method}

@@ -1,5 +1,6 @@
 """`skein train`: one run of a recipe, from a store of `skein data`."""
 
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -24,8 +25,11 @@ def run_train(options: Train, console: Console | None = None) -> Record:
     if options.threads is not None:
         check_count("threads", options.threads)
         torch.set_num_threads(options.threads)
+    check_count("seed", options.seed, 0)
     job = job_of(options)
-    console = console or Console(stderr=True, highlight=False)
+    if job.out.exists() and not job.out.is_dir():
+        raise ValueError(f"{job.out} is a file; give the name of a folder with --out")
+    console = console or Console(stderr=True, highlight=False, quiet=not is_main_process())
     with Display(console) as display:
         return train(job, display)
 
@@ -118,15 +122,22 @@ def check_line(record: Record) -> str:
     )
 
 
+def is_main_process() -> bool:
+    """Under torchrun only the first process speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def print_result(record: Record) -> None:
     """Print a run's result, a row for each number that a reader asks for."""
+    if not is_main_process():
+        return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = {
         "test accuracy": f"{record['test_accuracy']:.4f} on {record['test_examples']:,} examples",
         "most frequent label": f"{record['majority']:.4f}",
         "validation accuracy": f"{record['valid_accuracy']:.4f} at step {record['best_step']:,}",
         "steps": f"{record['steps']:,}, ended by {record['stopped']}",
-        "batch": f"{record['batch']} = {record['accumulation']} x {record['micro_batch']} x {record['processes']}",
+        "batch": f"{record['batch']}, in micro-batches of {record['micro_batch']}, processes: {record['processes']}",
         "training": f"{record['seconds']:.0f} s, {record['seconds_per_thousand_steps']:.0f} s per thousand steps",
     }
     for name, value in rows.items():

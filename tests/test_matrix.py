@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tyro
 from rich.console import Console
 
 from skeinformer import cli
-from skeinformer.matrix import run_lra, trainings
+from skeinformer.matrix import arguments, make_cell, run_lra, trainings
 from skeinformer.records import read
-from skeinformer.train_options import Lra
+from skeinformer.train_options import Lra, Train
 from skeinformer.training.recipes import RECIPES
 from tests.training.tiny import write_tiny
 
@@ -54,7 +55,7 @@ def test_cells_run_fail_and_are_skipped(data: Path, tmp_path: Path) -> None:
     console = screen()
     # a width of 16 has no 3 heads: only the cells with attention fail
     options = Lra(**SMALL, methods=("vmean",), num_heads=3, data=data, out=tmp_path / "lra")
-    records = read(run_lra(options, console))
+    records = read(run_lra(options, console)[0])
     assert [record["kind"] for record in records if record["kind"] != "lra_check"] == ["lra_baseline", "lra_failure"]
     (failure,) = (record for record in records if record["kind"] == "lra_failure")
     assert failure["method"] == "vmean"
@@ -64,7 +65,7 @@ def test_cells_run_fail_and_are_skipped(data: Path, tmp_path: Path) -> None:
     assert "bag_of_tokens" in text
 
     again = screen()
-    records = read(run_lra(Lra(**SMALL, methods=("vmean",), num_heads=3, data=data, out=tmp_path / "lra"), again))
+    records = read(run_lra(Lra(**SMALL, methods=("vmean",), num_heads=3, data=data, out=tmp_path / "lra"), again)[0])
     text = again.file.getvalue()  # type: ignore[attr-defined]
     assert "bag_of_tokens-max_len-16-batch-4-steps-4" in text
     assert text.count(" running") == 1  # what failed is tried again, what is done is not
@@ -116,7 +117,7 @@ def test_what_can_be_generated_is(tmp_path: Path) -> None:
     options = Lra(
         **{**SMALL, "tasks": ("listops",), "max_len": 256}, methods=(), data=tmp_path / "data", out=tmp_path / "lra"
     )
-    small = {"min_len": 8, "max_len": 16, "train": 20, "valid": 5, "test": 5}
+    small: dict[str, Any] = {"min_len": 8, "max_len": 16, "train": 20, "valid": 5, "test": 5}
     before = RECIPES["cpu"]["listops"]
     RECIPES["cpu"]["listops"] = replace(before, data=small)
     try:
@@ -125,6 +126,26 @@ def test_what_can_be_generated_is(tmp_path: Path) -> None:
         RECIPES["cpu"]["listops"] = before
     meta = json.loads((tmp_path / "data" / "listops" / "meta.json").read_text())
     assert (meta["source"], meta["max_len"], meta["splits"]) == ("generator", 16, {"train": 20, "valid": 5, "test": 5})
+
+
+def test_the_command_line_of_a_run_is_read_as_the_same_run(tmp_path: Path) -> None:
+    asked = Lra(
+        methods=("skeinformer",), tasks=("text",), baseline=False, bucket=True, dropout=0.0, memory_budget="1GiB"
+    )
+    (train,) = trainings(asked)
+    for made in (train, replace(train, bucket=False, compile=True, resume=False, out=tmp_path)):
+        assert tyro.cli(Train, args=arguments(made)) == made
+
+
+def test_another_budget_is_another_run_and_long_names_are_cut(tmp_path: Path) -> None:
+    asked = Lra(methods=("skeinformer",), tasks=("text",), baseline=False, data=tmp_path)
+    changes = [{}, {"memory_budget": "1GiB"}, {"precision": "bfloat16"}, {"steps": 3}]
+    cells = [make_cell(train, tmp_path) for change in changes for train in trainings(replace(asked, **change))]
+    assert len({cell.folder for cell in cells}) == len(changes)
+    every = dict.fromkeys(("max_len", "budget", "batch", "steps", "warmup", "check_every", "patience", "dim"), 7)
+    every |= dict.fromkeys(("valid_examples", "test_examples", "num_heads", "feedforward_dim", "classifier_dim"), 7)
+    (train,) = trainings(replace(asked, **every))
+    assert len(make_cell(train, tmp_path).folder.name) <= 200
 
 
 def test_a_study_has_a_run_for_each_batch_and_rate() -> None:

@@ -1,6 +1,7 @@
 """The model with every method: padding has no influence, training works, evaluation is deterministic."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -253,3 +254,15 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
 def test_wrong_tokens_are_named(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"expected \(batch, n\) with n from 1 to max_len=48"):
         Classifier(config())(torch.zeros(shape, dtype=torch.long))
+
+
+def test_a_model_is_loaded_whole_or_not_at_all(tmp_path: Path) -> None:
+    config = ModelConfig(vocab_size=5, num_classes=2, max_len=8, method="softmax")
+    Classifier(config).save_pretrained(tmp_path)
+    assert Classifier.from_pretrained(tmp_path).config == config
+    with pytest.raises(RuntimeError, match="Missing key"):
+        Encoder.from_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises((ValueError, OSError)):
+        Classifier.from_pretrained(tmp_path)

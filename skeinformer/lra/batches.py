@@ -15,7 +15,7 @@ from torch import Tensor
 from skeinformer.lra.store import Split
 
 Indices = NDArray[np.int64]
-BUCKETED = 64  # batches whose examples are sorted by length together
+BUCKETED = 64  # steps whose examples are sorted by length together
 
 
 class Batch(NamedTuple):
@@ -38,36 +38,40 @@ class Batch(NamedTuple):
 
 
 class Order:
-    """Which examples stand in the batch of each step: a new permutation for each epoch, without end, none left out.
+    """Which examples stand in the batch of each step: one permutation after the other, without end, none left out.
 
-    With `bucket`, examples of similar length share a batch: permuted examples are sorted by length, 64 batches at a
-    time, and the batches permuted.
+    With `bucket`, examples of similar length share a batch: those of 64 steps are sorted by length, cut into batches,
+    and the batches permuted.
     """
 
     def __init__(self, split: Split, batch: int, seed: int, *, bucket: bool = False) -> None:
         self.split, self.batch, self.seed, self.bucket = split, batch, seed, bucket
         self._epoch = lru_cache(maxsize=2)(self._permutation)  # a batch may begin in one epoch and end in the next
+        self._group = lru_cache(maxsize=1)(self._bucketed)
 
     def indices(self, step: int) -> Indices:
         """The examples of step number `step`, from 0."""
-        epochs, positions = np.divmod(np.arange(step * self.batch, (step + 1) * self.batch), len(self.split))
+        if self.bucket:
+            group, place = divmod(step, BUCKETED)
+            batch: Indices = self._group(group)[place]
+            return batch
+        return self._stream(step * self.batch, self.batch)
+
+    def _stream(self, start: int, count: int) -> Indices:
+        """`count` examples from position `start` of all epochs in a row."""
+        epochs, positions = np.divmod(np.arange(start, start + count), len(self.split))
         parts = [self._epoch(int(epoch))[positions[epochs == epoch]] for epoch in np.unique(epochs)]
         return np.concatenate(parts)
 
     def _permutation(self, epoch: int) -> Indices:
-        rng = np.random.default_rng((self.seed, epoch))
-        order = rng.permutation(len(self.split))
-        if not self.bucket:
-            return order
-        length = self.split.lengths.max(1)
-        groups = []
-        for start in range(0, len(order), BUCKETED * self.batch):
-            part = order[start : start + BUCKETED * self.batch]
-            part = part[np.argsort(length[part], kind="stable")]
-            whole = len(part) // self.batch * self.batch
-            batches = part[:whole].reshape(-1, self.batch)
-            groups += [rng.permutation(batches).ravel(), part[whole:]]
-        return np.concatenate(groups)
+        return np.random.default_rng((self.seed, epoch)).permutation(len(self.split))
+
+    def _bucketed(self, group: int) -> Indices:
+        """The batches of 64 steps, (64, batch)."""
+        count = BUCKETED * self.batch
+        chosen = self._stream(group * count, count)
+        chosen = chosen[np.argsort(self.split.lengths[chosen].max(1), kind="stable")]
+        return np.random.default_rng((self.seed, group, BUCKETED)).permutation(chosen.reshape(-1, self.batch))
 
 
 def evaluation_order(split: Split, batch: int, count: int | None = None) -> list[Indices]:

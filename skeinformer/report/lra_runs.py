@@ -74,15 +74,22 @@ def failed_runs(records: Sequence[Record]) -> list[Record]:
     for record in records:
         if record.get("kind") == "lra_failure":
             found[identity(record)] = record
-        elif record.get("kind") == "lra_run":
+        elif record.get("kind") in ("lra_run", "lra_baseline"):
             found.pop(identity(record), None)
     return list(found.values())
 
 
 def arenas(records: Sequence[Record]) -> list[Arena]:
     """A recipe each, the paper's first; none where a recipe has only runs with overrides, or unfinished ones."""
-    runs, failures = split_runs(records)[0], [r for r in failed_runs(records) if not r.get("overrides")]
-    baselines = latest(of_kind(records, "lra_baseline"), ("recipe", "task", "method", "seed"))
+    runs = split_runs(records)[0]
+    failures = [r for r in failed_runs(records) if not r.get("overrides") and r.get("method") not in BASELINES]
+    sources = {identity(run, ("recipe", "task")): run.get("data") for run in runs}
+    baselines = [
+        record
+        for record in latest(of_kind(records, "lra_baseline"), (*RUN, "data"))
+        if not record.get("overrides")
+        and record.get("data") in (None, sources.get(identity(record, ("recipe", "task")), record.get("data")))
+    ]
     found = []
     for recipe in recipes([*runs, *failures, *baselines]):
         mine, failed, trivial = ([r for r in group if of_recipe(r, recipe)] for group in (runs, failures, baselines))

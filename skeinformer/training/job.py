@@ -1,14 +1,20 @@
 """What a run is: its job, where it stands, and what its records call it."""
 
+import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from skeinformer.lab.contenders import Contender
-from skeinformer.lra.store import Store, open_store
-from skeinformer.records import Record
+from skeinformer.lra.listops import ListOpsSettings
+from skeinformer.lra.snakes import PathfinderSettings
+from skeinformer.lra.store import Meta, Store, open_store
+from skeinformer.records import Record, read
 from skeinformer.training.recipes import CUT, Recipe, as_record, overrides_text
+
+RUN, RECORDS, MODEL = "run.json", "records.jsonl", "model"
+GENERATOR = "generator"  # the source of a store that `skein data` generated
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,25 @@ class Watch:
     def check(self, record: Record) -> None: ...
 
 
+def result_of(job: Job) -> Record | None:
+    """The result in the job's folder, if it holds one; a ValueError where it holds another run."""
+    path, records = job.out / RUN, job.out / RECORDS
+    if not path.is_file():
+        return None
+    try:
+        before = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read; give another --out") from error
+    now = settings(job, open_task(job))
+    if differing := sorted(name for name in now if before.get(name) != now[name]):
+        name = differing[0]
+        raise ValueError(
+            f"{job.out} holds a run with {name}={before.get(name)!r}, not {now[name]!r}; give another --out"
+        )
+    found = [r for r in read(records) if r["kind"] in ("lra_run", "lra_baseline")] if records.is_file() else []
+    return found[-1] if found else None
+
+
 def open_task(job: Job) -> Store:
     """The store, which must be of the recipe's task and no longer than it reads, unless it may be cut."""
     store = open_store(job.data)
@@ -66,7 +91,22 @@ def open_task(job: Job) -> Store:
             f"{job.data} has sequences of {longest} tokens, but this recipe reads {recipe.max_len}:"
             f" prepare shorter ones, or give --max-len {longest}"
         )
+    if meta.source == GENERATOR and (differing := generated_otherwise(recipe, meta)):
+        raise ValueError(
+            f"{job.data} was generated with {differing[0]}={differing[1]!r}, the recipe {recipe.name} has"
+            f" {differing[2]!r}: prepare another store, or let skein lra do it in another --data folder"
+        )
     return store
+
+
+def generated_otherwise(recipe: Recipe, meta: Meta) -> tuple[str, object, object] | None:
+    """The first setting in which a generated store differs from the recipe's: its name, value, and the recipe's."""
+    default = asdict(ListOpsSettings() if recipe.task == "listops" else PathfinderSettings())
+    found = {**meta.options, "max_len": meta.max_len}
+    for name, value in {**default, **{name: recipe.data[name] for name in default if name in recipe.data}}.items():
+        if name in found and found[name] != value:
+            return name, found[name], value
+    return None
 
 
 def identity(job: Job) -> Record:
@@ -82,7 +122,7 @@ def identity(job: Job) -> Record:
     }
 
 
-def settings(job: Job, store: Store, processes: int) -> dict[str, Any]:
+def settings(job: Job, store: Store) -> dict[str, Any]:
     """All that decides a run's numbers: a resumed run must agree in it."""
     return {
         **as_record(job.recipe),
@@ -93,5 +133,4 @@ def settings(job: Job, store: Store, processes: int) -> dict[str, Any]:
         "micro_batch": job.micro_batch,
         "precision": job.precision,
         "compile": job.compile,
-        "processes": processes,
     }

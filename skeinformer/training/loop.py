@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,22 +24,35 @@ from skeinformer.files import lock_folder, write_whole
 from skeinformer.lab.contenders import has_budget
 from skeinformer.lra.batches import Batch, Order, evaluation_order, micro_batches
 from skeinformer.lra.store import Split
-from skeinformer.records import Record, append, machine, read
+from skeinformer.records import Record, append, machine
 from skeinformer.training import checkpoint
-from skeinformer.training.job import Job, Progress, Watch, identity, open_task, settings
+from skeinformer.training.job import (
+    MODEL,
+    RECORDS,
+    RUN,
+    Job,
+    Progress,
+    Watch,
+    identity,
+    open_task,
+    result_of,
+    settings,
+)
 from skeinformer.training.memory import largest_micro_batch, process_peak, step_peak
 from skeinformer.training.models import BAG_OF_TOKENS, attention_errors, make_model, save_trained
 from skeinformer.training.recipes import learning_rate
 
 ESTIMATED = 8  # validation examples on which the attention's error is estimated at each check
-RUN, RECORDS, MODEL = "run.json", "records.jsonl", "model"
+UNUSED = {"vmean"}  # methods that leave the queries' and keys' projections without a gradient
 
 
 def train(job: Job, watch: Watch | None = None) -> Record:
     """Run `job` to its end, from its last checkpoint if it resumes, and return the record of its result."""
     watch = watch or Watch()
     accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(), mixed_precision="bf16" if job.precision == "bfloat16" else "no"
+        cpu=not torch.cuda.is_available(),
+        mixed_precision="bf16" if job.precision == "bfloat16" else "no",
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=job.method.method in UNUSED)],
     )
     run = Run(job, accelerator, watch)
     with run.alone():
@@ -64,7 +77,7 @@ class Run:
         self.store = open_task(job)
         self.share = slice(self.process, None, self.processes)  # of every batch
         self.progress = Progress(started=datetime.now(UTC).isoformat(timespec="seconds"))
-        self.settings = settings(job, self.store, self.processes)
+        self.settings = settings(job, self.store)
         torch.manual_seed(job.seed)
         self.model = make_model(job.method, job.recipe, self.store.meta, job.seed).to(accelerator.device)
 
@@ -83,22 +96,13 @@ class Run:
 
     def finished(self) -> Record | None:
         """The result, if this very run has one; a ValueError where the folder holds another run."""
-        path = self.job.out / RUN
-        if not path.is_file():
-            return None
-        before = json.loads(path.read_text())
-        if differing := sorted(name for name in self.settings if before.get(name) != self.settings[name]):
-            name = differing[0]
-            raise ValueError(
-                f"{self.job.out} holds a run with {name}={before.get(name)!r}, not {self.settings[name]!r};"
-                " give another --out"
-            )
-        records = read(self.job.out / RECORDS) if (self.job.out / RECORDS).is_file() else []
-        if results := [record for record in records if record["kind"] in ("lra_run", "lra_baseline")]:
-            return results[-1]
-        if not self.job.resume:
+        result = result_of(self.job)
+        if result is not None:
+            checkpoint.remove(self.job.out)  # which a kill may have left
+            self.watch.stage("done before; nothing is run again")
+        elif (self.job.out / RUN).is_file() and not self.job.resume:
             raise ValueError(f"{self.job.out} holds an unfinished run; --resume continues it, or give another --out")
-        return None
+        return result
 
     def start(self) -> None:
         """Find the micro-batch, and go to the last checkpoint if there is one."""
@@ -187,6 +191,8 @@ class Run:
         if not math.isfinite(loss):
             raise ValueError(f"the training loss is {loss} at step {progress.step:,}; lower the learning rate")
         valid_loss, valid_accuracy, _ = self.evaluate(self.valid_split, self.recipe.valid_examples)
+        if not math.isfinite(valid_loss):
+            raise ValueError(f"the validation loss is {valid_loss} at step {progress.step:,}; lower the learning rate")
         better = (valid_accuracy, -valid_loss) > (progress.best_accuracy, -progress.best_loss)
         if better:
             progress.best_step, progress.best_accuracy, progress.best_loss = progress.step, valid_accuracy, valid_loss
@@ -291,13 +297,15 @@ class Run:
             "test_accuracy": test_accuracy,
             "test_loss": test_loss,
             "test_examples": test_examples,
-            "majority": float(np.bincount(test.labels).max() / len(test)),
+            "majority": float((test.labels == np.bincount(self.train_split.labels).argmax()).mean()),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "peak_bytes": process_peak(self.accelerator.device),
             "examples_seen": progress.examples,
             "processes": self.processes,
             "device": self.accelerator.device.type,
             "precision": job.precision,
+            "compile": job.compile,
+            "data_sha256": self.store.meta.checksums.get("train.tokens.npy", "")[:16],
             **self.attention_errors(),
             "started": progress.started,
             **machine(),
@@ -316,6 +324,8 @@ class Run:
             return min(self.job.micro_batch, share)
         if self.job.memory_budget is None:
             return share
+        if self.job.resume and (path := checkpoint.latest(self.job.out)) is not None:
+            return int(checkpoint.load(path, self.process).state["micro_batch"])
         device = self.accelerator.device
         length = min(self.store.meta.max_len, self.recipe.max_len)
 
@@ -340,13 +350,15 @@ class Run:
             return
         from torch.utils.tensorboard import SummaryWriter
 
-        with SummaryWriter(str(self.job.out / "tensorboard"), purge_step=self.progress.step + 1) as writer:
+        with SummaryWriter(str(self.job.out / "tensorboard"), purge_step=self.progress.step or None) as writer:
 
             def write(record: Record) -> None:
                 step = record["step"]
                 for name, value in record.items():
-                    if isinstance(value, float):
+                    if isinstance(value, float) or name == "peak_bytes":
                         writer.add_scalar(name, value, step)
                 writer.flush()
 
+            for record in self.progress.records[-1:]:  # a kill may have come before it was written
+                write(record)
             yield write

@@ -55,9 +55,12 @@ def step_peak(model: nn.Module, meta: Meta, examples: int, length: int, device: 
         logits = model(*(tokens,) * meta.sequences, *(mask,) * meta.sequences)
         torch.autograd.backward(logits.float().logsumexp(-1).sum())
 
-    used = peak_memory(run, device)
-    model.zero_grad(set_to_none=True)
-    return used
+    try:
+        return peak_memory(run, device)
+    except torch.cuda.OutOfMemoryError:
+        return 1 << 62  # more than there is
+    finally:
+        model.zero_grad(set_to_none=True)
 
 
 def process_peak(device: torch.device) -> int:

@@ -49,7 +49,7 @@ class Recipe:
     check_every: int
     """Steps between two looks at the validation set."""
     patience: int = 10
-    """Checks without a better validation accuracy after which training ends."""
+    """Checks without a better validation, by accuracy and then by loss, after which training ends."""
     valid_examples: int | None = None
     """Of the validation set, evenly spread; None is all."""
     test_examples: int | None = None
@@ -130,9 +130,13 @@ def check_recipe(chosen: Recipe) -> Recipe:
 
 
 def learning_rate(chosen: Recipe, step: int) -> float:
-    """At step number `step`, from 0: a straight line up to the warm-up's end, and one down to 0 at the last step."""
-    rise = (step + 1) / (chosen.warmup + 1)
-    fall = (chosen.steps - step) / max(chosen.steps - chosen.warmup, 1)
+    """At step number `step`, from 0: a straight line up to the warm-up's end, and one down to 0 at the last step.
+
+    The warm-up is at most half of the steps.
+    """
+    warmup = min(chosen.warmup, chosen.steps // 2)
+    rise = (step + 1) / (warmup + 1)
+    fall = (chosen.steps - step) / max(chosen.steps - warmup, 1)
     return chosen.learning_rate * max(0.0, min(1.0, rise, fall))
 
 

@@ -13,7 +13,8 @@ import torch
 
 from skeinformer.attention import METHODS
 from skeinformer.files import lock_folder
-from skeinformer.lra.store import TASKS
+from skeinformer.lra.listops import ListOpsSettings, generate
+from skeinformer.lra.store import SPLITS, TASKS, write_store
 from skeinformer.model import Classifier
 from skeinformer.records import Record, read
 from skeinformer.training.job import Job, Watch
@@ -174,6 +175,15 @@ def test_a_folder_in_use_is_refused(stores: dict[str, Path], tmp_path: Path) -> 
     train(job(stores["text"], tmp_path))
 
 
+def test_generated_data_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    short = [next(generate(1, seed=seed, settings=ListOpsSettings(min_len=8, max_len=16))) for seed in range(4)]
+    facts: dict[str, Any] = {"vocab_size": 15, "num_classes": 10, "sequences": 1, "max_len": 16}
+    facts |= {"task": "listops", "source": "generator", "options": {"min_len": 8, "max_depth": 10, "max_args": 10}}
+    write_store(tmp_path / "data", dict.fromkeys(SPLITS, short), **facts)
+    with pytest.raises(ValueError, match="was generated with min_len=8, the recipe paper has 500: prepare another"):
+        train(Job(recipe("paper", "listops"), method_of("vmean"), tmp_path / "data", tmp_path / "run"))
+
+
 def test_wrong_data_is_refused(stores: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds the task text, not image"):
         train(job(stores["text"], tmp_path, task="image"))
@@ -184,9 +194,10 @@ def test_wrong_data_is_refused(stores: dict[str, Path], tmp_path: Path) -> None:
     train(job(stores["text"], tmp_path / "cut", max_len=6, steps=1, check_every=1))  # text may be cut
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(stores: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the training loss is (nan|inf) at step .*; lower the learning rate"):
-        train(job(stores["text"], tmp_path, learning_rate=1e30))
+@pytest.mark.parametrize("check_every", [1, 4])
+def test_a_loss_that_is_not_finite_ends_the_run(stores: dict[str, Path], tmp_path: Path, check_every: int) -> None:
+    with pytest.raises(ValueError, match=r"the (training|validation) loss is (nan|inf) at step .*; lower the learning"):
+        train(job(stores["text"], tmp_path, learning_rate=1e30, check_every=check_every))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -200,8 +211,9 @@ def test_every_method_takes_a_step_in_every_recipe(
     assert result["accumulation"] == 2
 
 
-def test_two_processes_equal_one(stores: dict[str, Path], tmp_path: Path) -> None:
-    options = "--task text --method softmax --max-len 16 --dropout 0 --steps 6 --check-every 2 --batch 16 --dim 16"
+@pytest.mark.parametrize("method", ["softmax", "vmean"])  # V-mean leaves parameters without a gradient
+def test_two_processes_equal_one(stores: dict[str, Path], tmp_path: Path, method: str) -> None:
+    options = f"--task text --method {method} --max-len 16 --dropout 0 --steps 6 --check-every 2 --batch 16 --dim 16"
     options += f" --micro-batch 3 --threads 1 --data {stores['text']}"
     torchrun = f"torch.distributed.run --nproc-per-node 2 --master-port {free_port()} -m"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -211,6 +223,7 @@ def test_two_processes_equal_one(stores: dict[str, Path], tmp_path: Path) -> Non
         command = [sys.executable, "-m", *f"{launcher} skeinformer train {options} --out {out}".split()]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=200)
         assert done.returncode == 0, done.stderr
+        assert done.stdout.count("test accuracy") == 1  # one process speaks for all
         records.append(read(out / "records.jsonl"))
         assert (records[-1][-1]["processes"], records[-1][-1]["accumulation"]) == (processes, 6 // processes)
     for left, right in zip(*records, strict=True):
