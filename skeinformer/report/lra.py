@@ -68,8 +68,9 @@ LEGEND = (
     "Student's t over the seeds, or of one run by Wilson's score over the test examples. Average: over all five "
     "tasks, with an interval where all tasks have the same seeds, or one run each. Steps, in thousands: until the "
     "run stopped, and where its best check was. Times: of training without the checks, in minutes; processor: the "
-    "time of all its threads. Peak: the most memory of a run. In bold: the best method of a column, without the "
-    "trivial models. A dash: no run."
+    "time of all its threads, which other work on the machine changes less. Peak: the most memory of a run. Exact "
+    "attention runs on a fused kernel in linear memory here, so micro-batches differ less than the paper's. In bold: "
+    "the best accuracy of a column, without the trivial models. A dash: no run."
 )
 LOSS_NOTE = (
     "Loss on the validation set against training time, on logarithmic axes, a line for each seed; thin: the training "

@@ -110,6 +110,18 @@ def _total_detail(runs: Sequence[Record]) -> str:
     )
 
 
+def _pace_detail(runs: Sequence[Record]) -> str:
+    processor = [
+        1000 * seconds / steps
+        for run in runs
+        if isinstance(seconds := run.get("cpu_seconds"), int | float) and isinstance(steps := run.get("steps"), int)
+    ]
+    return _joined(
+        _spread(runs, "seconds_per_thousand_steps", MINUTES),
+        f"processor {number(MINUTES * fmean(processor))}" if processor else "",
+    )
+
+
 def _peak_detail(runs: Sequence[Record]) -> str:
     peaks = values(runs, "peak_bytes")
     return f"peak {size(max(peaks))}" if peaks else ""
@@ -145,9 +157,8 @@ PACE = Measure(
     "minutes",
     MINUTES,
     number,
-    lambda runs: _spread(runs, "seconds_per_thousand_steps", MINUTES),
-    "low",
-    lambda figures: figures.minutes_per_thousand,
+    _pace_detail,
+    published=lambda figures: figures.minutes_per_thousand,
 )
 ACCUMULATION = Measure(
     "accumulation in a step",
@@ -163,7 +174,7 @@ TOTAL = Measure(
     MINUTES,
     number,
     _total_detail,
-    "low",
+    None,  # none is the best: other work on the machine decides too
     lambda figures: figures.minutes,
     two_decimals,
     lambda figures: f"{figures.exact_steps:.2f} k steps",
