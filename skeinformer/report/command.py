@@ -10,6 +10,7 @@ from skeinformer.lab.contenders import parse
 from skeinformer.records import Record, read
 from skeinformer.report.approx import RATIO, error_time_panels, figure_1_panels, group_inputs, pick_input
 from skeinformer.report.bench import speed_panels
+from skeinformer.report.embeddings import embedding_panels
 from skeinformer.report.figures import method_styles, write_panels
 from skeinformer.report.sections import check_kinds, write_report
 
@@ -25,7 +26,7 @@ class Report:
     title: str = "Sketched attention, measured"
     """The page's title."""
     figures: Path | None = None
-    """A folder for the pictures: figure1, figure1-ratio, error-time and speed, each as .svg and .png."""
+    """A folder for the pictures: figure1, figure1-ratio, error-time, speed and embeddings, each as .svg and .png."""
     length: int | None = None
     """Of the picture error-time: the sequence length. Default: the greatest."""
     weights: str | None = None
@@ -83,7 +84,10 @@ def write_pictures(
 ) -> list[Path]:
     """Write those of the pictures of `Report.figures` that the records have, and return their paths."""
     styles = method_styles(records)
-    pictures = {"speed": speed_panels([r for r in records if r.get("kind") == "bench"])}
+    pictures = {
+        "speed": speed_panels([r for r in records if r.get("kind") == "bench"]),
+        "embeddings": embedding_panels([r for r in records if r.get("kind") == "embeddings"]),
+    }
     if inputs := group_inputs(records):
         where, rows = pick_input(inputs, n=length, weights=weights, layer=layer)
         pictures["error-time"] = error_time_panels({where: rows}, "both")
@@ -95,5 +99,5 @@ def write_pictures(
         if panels:
             written += write_panels(panels, styles, folder / name)
     if not written:
-        raise ValueError("no picture shows these records; give some of `skein approx` or `skein bench`")
+        raise ValueError("no picture shows these records; give some of `skein approx`, `skein bench` or embeddings")
     return written

@@ -7,8 +7,10 @@ from skeinformer.records import Record
 from skeinformer.report.approx import approx_sections
 from skeinformer.report.bench import bench_sections, peer_sections, step_sections
 from skeinformer.report.demo import demo_sections
+from skeinformer.report.embeddings import embedding_sections
 from skeinformer.report.figures import Styles, method_styles
 from skeinformer.report.files import write_whole
+from skeinformer.report.finetune import finetune_sections
 from skeinformer.report.page import Section, page_html
 
 # a kind of record -> the function of all records that share it, and of the methods' styles
@@ -21,6 +23,8 @@ SECTIONS: dict[str, Callable[[Sequence[Record], Styles], list[Section]]] = {
     "bench": bench_sections,
     "bench_peer": peer_sections,
     "bench_step": step_sections,
+    "embeddings": embedding_sections,
+    "finetune": finetune_sections,
 }
 
 
