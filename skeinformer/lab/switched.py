@@ -12,11 +12,17 @@ EXACT = Case(Contender("softmax"), None)  # torch's fused kernel, `sdpa`
 
 
 def switch(model: Any, case: Case) -> dict[str, Any]:
-    """Give the model the attention of the case, and return the options with which it must be called."""
+    """Give the model the attention of the case, and return the options with which it must be called.
+
+    A ValueError for a model that keeps its own attention, whatever it is told.
+    """
+    name = "sdpa" if case == EXACT else huggingface.name_of(case.contender.method)
+    model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:
+        kind = type(model).__name__
+        raise ValueError(f"{kind} does not go through transformers' attention interface; give another model")
     if case == EXACT:
-        model.set_attn_implementation("sdpa")
         return {}
-    model.set_attn_implementation(huggingface.name_of(case.contender.method))
     options: dict[str, Any] = dict(case.contender.options)
     return options if case.samples is None else {**options, "num_samples": case.samples}
 
