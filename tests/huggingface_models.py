@@ -1,6 +1,7 @@
 """Tiny Hugging Face models with random weights, as the tests of `skeinformer.huggingface` take them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 VOCABULARY, LENGTH = 99, 24
 WIDTH, HEADS, LAYERS = 32, 4, 2
+WORDS = [f"w{i}" for i in range(90)]  # one token each in the folder of `save_bert`
 
 
 class Tiny(NamedTuple):
@@ -154,3 +156,12 @@ def hidden(model: Any, given: dict[str, Tensor], **options: Any) -> Tensor:
     with torch.no_grad():
         state: Tensor = model(**given, **options).last_hidden_state
     return state
+
+
+def save_bert(folder: Path) -> Path:
+    """Save a model of 96 positions and a tokenizer of 90 words, as `load_model` takes them."""
+    torch.manual_seed(0)
+    bert().save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder

@@ -23,10 +23,12 @@ from tests.huggingface_models import (
     LAYERS,
     LENGTH,
     TEXT_ENCODERS,
+    WORDS,
     bert,
     encoder,
     hidden,
     inputs,
+    save_bert,
 )
 
 NAMES = list(huggingface.available().values())
@@ -355,12 +357,8 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
 def test_sentence_transformers(tmp_path: Path) -> None:
     """Through `model_kwargs`, the way SentenceTransformer hands arguments to transformers."""
     package = pytest.importorskip("sentence_transformers", reason="not installed")
-    model = encoder("bert")
-    model.save_pretrained(tmp_path)
-    words = [f"w{i}" for i in range(90)]
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
-    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    save_bert(tmp_path)
     whole = package.SentenceTransformer(str(tmp_path), model_kwargs={"attn_implementation": "skein"}, device="cpu")
     with huggingface.watch() as counts:
-        whole.encode([" ".join(words[:20]), " ".join(words[20:50])])
+        whole.encode([" ".join(WORDS[:20]), " ".join(WORDS[20:50])])
     assert counts["sketched"] == LAYERS

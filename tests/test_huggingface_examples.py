@@ -9,23 +9,16 @@ import torch
 
 pytest.importorskip("transformers", reason="needs the extra `lab`")
 
-import transformers
-
 from skeinformer import huggingface
 from skeinformer.lab.pretrained import load_model, long_positions
-from tests.huggingface_models import bert
+from tests.huggingface_models import WORDS, bert, save_bert
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-WORDS = [f"w{i}" for i in range(90)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model of 96 positions and a tokenizer of 90 words."""
-    bert().save_pretrained(tmp_path)
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
-    return tmp_path
+    return save_bert(tmp_path)
 
 
 def run(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Which layers of a Hugging Face model are sketched, which take the exact kernel, and what is refused."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from torch.testing import assert_close
 from transformers import AttentionInterface
 
 from skeinformer import build, huggingface
+from skeinformer.lab.approx import Case
+from skeinformer.lab.contenders import Contender
+from skeinformer.lab.switched import switch
 from tests.huggingface_models import LAYERS, LENGTH, bart, bert, encoder, grouped, hidden, inputs, t5
 
 TOKENS = inputs("bert")["input_ids"]
@@ -253,6 +257,21 @@ def test_what_neither_kernel_computes_is_refused(mask: Tensor | None, options: d
     with pytest.raises(ValueError, match=message):
         call(layer(), mask, **options)
     assert call(layer(), None, sliding_window=20) == "sliding window"  # it reaches all keys
+
+
+def test_a_model_outside_the_interface_keeps_its_attention(tmp_path: Path) -> None:
+    """Loading it with the name passes in silence: only `watch` tells."""
+    config = transformers.MPNetConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    model: Any = transformers.MPNetModel(config).eval()
+    model.save_pretrained(tmp_path)
+    loaded: Any = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="skein").eval()
+    with huggingface.watch() as counts:
+        assert_close(hidden(loaded, {"input_ids": TOKENS}), hidden(model, {"input_ids": TOKENS}))
+    assert not counts
+    with pytest.raises(ValueError, match="MPNetModel does not go through transformers' attention interface"):
+        switch(model, Case(Contender("cluster"), 5))
 
 
 def test_watching_is_nested_and_ends() -> None:

@@ -83,7 +83,7 @@ def hidden_states(pretrained: Pretrained, tokens: Tensor, layers: Sequence[int])
 
     with ExitStack() as hooks, torch.no_grad():
         for layer in entering:
-            projection = _self_attention(pretrained.model, layer).query
+            projection = self_attention(pretrained.model, layer).query
             hooks.enter_context(projection.register_forward_pre_hook(partial(keep, layer)))
         for batch in batches:
             with suppress(_Reached):
@@ -107,7 +107,7 @@ def project_qkv(
             x = F.linear(hidden, projection.weight, projection.bias)
         return x.view(1, len(hidden), heads, -1).transpose(1, 2).contiguous()  # (1, h, n, p)
 
-    attention = _self_attention(pretrained.model, layer)
+    attention = self_attention(pretrained.model, layer)
     return project(attention.query), project(attention.key), project(attention.value)
 
 
@@ -133,13 +133,20 @@ def load_text(path: Path | str | None = None, where: Mapping[str, str] | None = 
         return "\n\n".join(topics[name] for name in sorted(topics))
     path = Path(path)
     if path.suffix == ".parquet":
-        return _parquet_text(path, where or {})
+        return "\n".join(_parquet_texts(path, where or {}))
     if path.suffix == ".txt":
         try:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not a text in UTF-8: {error}") from error
     raise ValueError(f"{path} ends in {path.suffix!r}; expected a .txt file or a .parquet file with a column 'text'")
+
+
+def load_texts(path: Path | str | None = None) -> list[str]:
+    """The texts of a .parquet file, one for each row; any other text as `load_text` has it is one."""
+    if path is None or Path(path).suffix != ".parquet":
+        return [load_text(path)]
+    return _parquet_texts(Path(path), {})
 
 
 def first_tokens(text: str, n: int, tokenizer: Any) -> Tensor:
@@ -181,7 +188,7 @@ def load_model(name: str | None = None) -> Pretrained:
                 f"cannot load the model {source!r}: {error}\nExpected the name of a BERT-style model that can be "
                 "downloaded, or a folder with config.json, model.safetensors and the tokenizer's files."
             ) from error
-    _self_attention(model, 0)
+    self_attention(model, 0)
     model.requires_grad_(False).eval()
     return Pretrained(model, tokenizer, min(_num_positions(model), int(tokenizer.model_max_length)))
 
@@ -211,10 +218,10 @@ class _Reached(Exception):
 
 def check_layer(pretrained: Pretrained, layer: int) -> None:
     """Raise a ValueError unless the model has a layer of that number."""
-    _self_attention(pretrained.model, layer)
+    self_attention(pretrained.model, layer)
 
 
-def _self_attention(model: nn.Module, layer: int) -> Any:
+def self_attention(model: nn.Module, layer: int) -> Any:
     """The module with the projections query, key and value of layer `layer`."""
     try:
         layers: Any = model.get_submodule("encoder.layer")
@@ -260,7 +267,7 @@ def text_values(path: Path, column: str) -> list[str]:
     return [value for value in values if value is not None]
 
 
-def _parquet_text(path: Path, where: Mapping[str, str]) -> str:
+def _parquet_texts(path: Path, where: Mapping[str, str]) -> list[str]:
     from pyarrow import compute, string
 
     table = _parquet_columns(path, ["text", *where])
@@ -268,7 +275,7 @@ def _parquet_text(path: Path, where: Mapping[str, str]) -> str:
         table = table.filter(compute.equal(compute.cast(table[name], string()), value))
         if not len(table):
             raise ValueError(f"no row of {path} is left by {name}={value}; look at the values of that column")
-    return "\n".join(row for row in table["text"].to_pylist() if row is not None)
+    return [row for row in table["text"].to_pylist() if row is not None]
 
 
 def _parquet_columns(path: Path, names: Sequence[str]) -> Any:

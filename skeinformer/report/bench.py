@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 from skeinformer.lab.speed import crossover, growth_exponent
 from skeinformer.records import Record, Value
 from skeinformer.report.figures import Panel, Series, Styles, grid_html
-from skeinformer.report.format import between, count, distinct, label, number, operations, percent, real, seconds, size
+from skeinformer.report.format import count, distinct, label, number, operations, percent, real, seconds, size
 from skeinformer.report.page import Section, select_html
-from skeinformer.report.tables import Column, boxed, table_html
+from skeinformer.report.tables import Column, boxed, simple_table, spread_column, table_html
 
 SDPA = "sdpa"
 MODES = {"forward": "forward", "both": "forward and backward"}
@@ -97,11 +97,11 @@ def peer_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
         Column("n", lambda r: count(r.get("n")), field="n"),
         Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
         Column("package", lambda r: str(r.get("peer") or "")),
-        _spread("ours", "seconds", seconds),
-        _spread("theirs", "peer_seconds", seconds),
-        _spread("theirs / ours", "ratio", number),
+        spread_column("ours", "seconds", seconds),
+        spread_column("theirs", "peer_seconds", seconds),
+        spread_column("theirs / ours", "ratio", number),
     )
-    return [Section("Beside other packages", _simple_table(records, columns, note), frozenset({"label"}), records)]
+    return [Section("Beside other packages", simple_table(records, columns, note), frozenset({"label"}), records)]
 
 
 def step_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
@@ -112,30 +112,10 @@ def step_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
         Column("n", lambda r: count(r.get("n")), field="n"),
         Column("batch", lambda r: count(r.get("batch")), field="batch"),
         Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
-        _spread("a step", "seconds", seconds, "low"),
-        _spread("standard / this", "ratio", number, "high"),
+        spread_column("a step", "seconds", seconds, "low"),
+        spread_column("standard / this", "ratio", number, "high"),
     )
-    return [Section("A training step", _simple_table(records, columns, note), frozenset({"label"}), records)]
-
-
-def _simple_table(records: Sequence[Record], columns: Sequence[Column], note: str) -> str:
-    table = table_html(
-        records, columns, contest=lambda r: r.get("n"), data=lambda r: {"label": label(r)}, sortable=True
-    )
-    return f"<p class='faint'>{escape(note)}</p>\n<div class='holds'>{boxed(table)}</div>"
-
-
-def _spread(
-    heading: str, field: str, write: Callable[[Value], str], best: Literal["low", "high"] | None = None
-) -> Column:
-    """A median of rounds with its quartiles."""
-    return Column(
-        heading,
-        lambda r: write(r.get(field)),
-        lambda r: between(write(r.get(f"{field}_q25")), write(r.get(f"{field}_q75"))),
-        field=field,
-        best=best,
-    )
+    return [Section("A training step", simple_table(records, columns, note), frozenset({"label"}), records)]
 
 
 def _table_html(rows: Sequence[Record], field: str) -> str:
@@ -145,7 +125,10 @@ def _table_html(rows: Sequence[Record], field: str) -> str:
     columns = [
         Column("method", label),
         Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
-        *(_spread(f"n = {n:,}", f"{field}_{n}", show.write, show.best)._replace(data={"n": str(n)}) for n in lengths),
+        *(
+            spread_column(f"n = {n:,}", f"{field}_{n}", show.write, show.best)._replace(data={"n": str(n)})
+            for n in lengths
+        ),
     ]
     if field in ("ratio", "seconds"):
         columns += [

@@ -11,6 +11,7 @@ from skeinformer.lab.contenders import parse
 from skeinformer.records import Record, read
 from skeinformer.report.approx import RATIO, error_time_panels, figure_1_panels, frontiers_markdown
 from skeinformer.report.bench import speed_panels
+from skeinformer.report.embeddings import embedding_panels
 from skeinformer.report.figures import method_styles, write_panels
 from skeinformer.report.inputs import group_inputs, pick_input
 from skeinformer.report.lra import KINDS as LRA_KINDS
@@ -32,7 +33,7 @@ class Report:
     figures: Path | None = None
     """A folder for the pictures, each as .svg and .png.
 
-    They are figure1, figure1-ratio, error-time, error-time-forward, speed and lra-loss.
+    They are figure1, figure1-ratio, error-time, error-time-forward, speed, lra-loss and embeddings.
     """
     markdown: Path | None = None
     """A file for tables as markdown: those of the Long Range Arena, and the methods of least error by time."""
@@ -107,6 +108,7 @@ def write_pictures(
     pictures = {
         "speed": speed_panels([r for r in records if r.get("kind") == "bench"]),
         "lra-loss": loss_panels(records),
+        "embeddings": embedding_panels([r for r in records if r.get("kind") == "embeddings"]),
     }
     if inputs := group_inputs(records):
         where, rows = pick_input(inputs, n=length, weights=weights, layer=layer)
@@ -120,6 +122,6 @@ def write_pictures(
         if panels:
             written += write_panels(panels, styles, folder / name)
     if not written:
-        needed = "`skein approx`, `skein bench` or the checks of a training run"
+        needed = "`skein approx`, `skein bench`, the checks of a training run, or embeddings"
         raise ValueError(f"no picture shows these records; give some of {needed}")
     return written

@@ -9,7 +9,9 @@ from skeinformer.report.approx import approx_sections
 from skeinformer.report.bench import bench_sections, peer_sections, step_sections
 from skeinformer.report.compare import compare_sections
 from skeinformer.report.demo import demo_sections
+from skeinformer.report.embeddings import embedding_sections
 from skeinformer.report.figures import Styles, method_styles
+from skeinformer.report.finetune import finetune_sections
 from skeinformer.report.lra import KINDS as LRA_KINDS
 from skeinformer.report.lra import lra_sections
 from skeinformer.report.page import Section, page_html
@@ -27,6 +29,8 @@ SECTIONS: dict[str, Callable[[Sequence[Record], Styles], list[Section]]] = {
     **dict.fromkeys(LRA_KINDS, lra_sections),
     "compare_model": compare_sections,
     "compare_layer": compare_sections,
+    "embeddings": embedding_sections,
+    "finetune": finetune_sections,
 }
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Literal, NamedTuple
 
-from skeinformer.records import Record
-from skeinformer.report.format import NOT_RIVALS, real
+from skeinformer.records import Record, Value
+from skeinformer.report.format import NOT_RIVALS, between, label, real
 
 
 class Column(NamedTuple):
@@ -75,6 +75,27 @@ def table_markdown(
 def markdown_text(text: str) -> str:
     """The text on one line, with nothing that ends a cell, opens an element or makes letters slanted or bold."""
     return re.sub(r"([|*\\\[\]])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def simple_table(records: Sequence[Record], columns: Sequence[Column], note: str) -> str:
+    """A sortable table below a note, its rows for the filter of methods; the best is that among records of equal n."""
+    table = table_html(
+        records, columns, contest=lambda r: r.get("n"), data=lambda r: {"label": label(r)}, sortable=True
+    )
+    return f"<p class='faint'>{escape(note)}</p>\n<div class='holds'>{boxed(table)}</div>"
+
+
+def spread_column(
+    heading: str, field: str, write: Callable[[Value], str], best: Literal["low", "high"] | None = None
+) -> Column:
+    """A median of rounds with its quartiles."""
+    return Column(
+        heading,
+        lambda r: write(r.get(field)),
+        lambda r: between(write(r.get(f"{field}_q25")), write(r.get(f"{field}_q75"))),
+        field=field,
+        best=best,
+    )
 
 
 def attributes_html(data: Mapping[str, str]) -> str:

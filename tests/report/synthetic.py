@@ -150,3 +150,66 @@ def bench_records(
                     }
                 )
     return rows
+
+
+def embedding_records(
+    specs: tuple[str, ...] = ("softmax", "vmean", "skeinformer:num_pilots=32", "cluster"),
+    *,
+    samples: tuple[int, ...] = (64, 256),
+    n: int = 4096,
+) -> list[Record]:
+    """Embeddings that come nearer with d, and take longer."""
+    rows: list[Record] = []
+    for i, spec in enumerate(specs):
+        contender = parse(spec)
+        for d in samples if has_budget(contender) else (None,):
+            distance = 0.0 if spec == "softmax" else 0.5 / (1 + i) / (1 + (d or 0)) ** 0.3
+            ratio = 1.0 if spec == "softmax" else 0.3 + (d or 0) / 2000 + 0.01 * i
+            rows.append(
+                {
+                    "kind": "embeddings",
+                    **names(contender, n, d),
+                    "passages": 200,
+                    "cosine": 1 - distance,
+                    "cosine_min": 1 - 1.5 * distance,
+                    "recall_1": 1 - distance,
+                    "recall_10": 1 - distance / 2,
+                    "seconds": 4 * ratio,
+                    "seconds_q25": 3.9 * ratio,
+                    "seconds_q75": 4.2 * ratio,
+                    "ratio": ratio,
+                    "ratio_q25": ratio * 0.9,
+                    "ratio_q75": ratio * 1.1,
+                    "rounds": 7,
+                }
+            )
+    return rows
+
+
+def finetune_records(
+    specs: tuple[str, ...] = ("softmax", "skeinformer:num_pilots=32", "cluster"), *, seeds: tuple[int, ...] = (0, 1)
+) -> list[Record]:
+    """Two seeds of every method."""
+    rows: list[Record] = []
+    for i, spec in enumerate(specs):
+        contender = parse(spec)
+        for seed in seeds:
+            ratio = 1 - 0.1 * i
+            rows.append(
+                {
+                    "kind": "finetune",
+                    **names(contender, 1024, 128 if has_budget(contender) else None),
+                    "seed": seed,
+                    "min_tokens": 512,
+                    "steps": 200,
+                    "batch": 8,
+                    "learning_rate": 5e-5,
+                    "test_accuracy": 0.9 - 0.02 * i + 0.01 * seed,
+                    "test_examples": 500,
+                    "seconds": 1000 * ratio + 100 * seed,
+                    "ratio": ratio,
+                    "ratio_q25": ratio * 0.9,
+                    "ratio_q75": ratio * 1.1,
+                }
+            )
+    return rows
