@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from skeinformer.lra.store import META
+from skeinformer.lra.store import META, open_store
 from skeinformer.records import Record
 from skeinformer.registry import check_count
 from skeinformer.train_options import Overrides, Train
@@ -29,6 +29,8 @@ def run_train(options: Train, console: Console | None = None) -> Record:
     job = job_of(options)
     if job.out.exists() and not job.out.is_dir():
         raise ValueError(f"{job.out} is a file; give the name of a folder with --out")
+    if options.verify:
+        open_store(job.data, verify=True)
     console = console or Console(stderr=True, highlight=False, quiet=not is_main_process())
     with Display(console) as display:
         return train(job, display)

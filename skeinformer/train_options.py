@@ -77,6 +77,8 @@ class Train(Overrides):
     """A folder for the run. Default: runs/<task>-<method>-<seed>."""
     seed: int = 0
     """Of the initial weights, the order of examples and all draws."""
+    verify: bool = False
+    """Compare the store with its checksums before training."""
     resume: bool = False
     """Go on from the last checkpoint in the folder; start, if there is none."""
     memory_budget: str | None = None

@@ -97,3 +97,11 @@ def test_bad_options_are_named(
     assert cli.main(["train", *words(**{"task": "text", "data": data, "out": out, **SMALL, **options})]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_an_altered_store_is_found_on_request(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    altered = write_tiny(tmp_path / "altered", "text") / "train.tokens.npy"
+    altered.write_bytes(altered.read_bytes()[:-1] + b"9")
+    arguments = ["train", *words(**SMALL, task="text", data=tmp_path / "altered", out=tmp_path / "run"), "--verify"]
+    assert cli.main(arguments) == 2
+    assert "train.tokens.npy was altered" in " ".join(capsys.readouterr().err.split())
