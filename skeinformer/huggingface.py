@@ -68,6 +68,7 @@ class Settings:
     decoder_cross_attention: bool
     options: Given  # of the method
     names: frozenset[str]  # what a call may change by keyword
+    exact_at_all_keys: bool  # whether as many samples as keys are exact attention
 
 
 _modules = SimpleNamespace()  # made by `prepare`
@@ -106,8 +107,11 @@ def register(
     for other in chosen:
         own = option_names(other)
         kept = tuple((name, _hashable(value)) for name, value in options.items() if name in own)
-        found[name_of(other)] = Settings(other, num_samples, seed, decoder_cross_attention, kept, own)
-        make(found[name_of(other)])  # raises for a wrong value
+        # of other methods an option may set the size in place of the budget
+        exact = METHODS[other].exact == "d >= m" and "num_samples" in parameters(other)
+        settings = Settings(other, num_samples, seed, decoder_cross_attention, kept, own, exact)
+        make(settings)  # raises for a wrong value
+        found[name_of(other)] = settings
     for name, settings in found.items():
         AttentionInterface.register(name, partial(attention_forward, settings))
         AttentionMaskInterface.register(name, padding_mask)
@@ -153,8 +157,12 @@ def left_out(method: str) -> str | None:
 @cache
 def option_names(method: str) -> frozenset[str]:
     """The options of a method that `register` and a call take."""
-    parameters = inspect.signature(METHODS[method].make).parameters
-    return frozenset(parameters).difference(OF_THE_LAYER) | {"num_samples", "seed"}
+    return parameters(method).difference(OF_THE_LAYER) | {"num_samples", "seed"}
+
+
+def parameters(method: str) -> frozenset[str]:
+    """The names of all arguments of a method's module."""
+    return frozenset(inspect.signature(METHODS[method].make).parameters)
 
 
 @contextmanager
@@ -289,7 +297,7 @@ def why_exact(
             return "cross-attention"
         if in_decoder(module) and not settings.decoder_cross_attention:
             return "cross-attention of a decoder"
-    if METHODS[settings.method].exact == "d >= m" and num_samples >= key.shape[-2]:
+    if settings.exact_at_all_keys and num_samples >= key.shape[-2]:
         return "no more keys than samples"
     return None
 
@@ -369,7 +377,7 @@ def make(
     options = {"num_samples": settings.num_samples, "seed": settings.seed, **dict(settings.options), **dict(given)}
     budget, seed = options.pop("num_samples"), options.pop("seed")
     check_count("num_samples", budget)
-    if "scale" in inspect.signature(METHODS[settings.method].make).parameters:
+    if "scale" in parameters(settings.method):
         options["scale"] = scale
     if isinstance(seed, int):
         seed = seed * LAYERS + layer

@@ -197,6 +197,20 @@ def test_an_ambiguous_layer_of_an_encoder_and_decoder_is_exact() -> None:
     assert call(module, PADDING) == "cross-attention of a decoder"
 
 
+def test_as_many_samples_as_keys_take_the_kernel_only_where_nothing_else_sets_the_size() -> None:
+    q = torch.randn(1, 2, 20, 8)
+    huggingface.register("nystromformer", num_samples=20, num_landmarks=3)
+    with huggingface.watch() as counts:
+        forward = AttentionInterface._global_mapping["skein-nystromformer"]
+        output = forward(layer(), q, q, q, None)[0]
+    assert counts == {"sketched": 1}
+    assert_close(output, build("nystromformer", head_dim=8, budget=3)(q, q, q).transpose(1, 2))
+    huggingface.register(num_samples=20)
+    assert call(layer()) == "no more keys than samples"
+    assert call(layer(), n_k=21) == "sketched"
+    assert call(layer(), num_samples=19) == "sketched"
+
+
 def test_one_query_is_exact() -> None:
     assert call(layer(), PADDING, n=1) == "one query"
     assert call(layer(), PADDING, n=2) == "sketched"
