@@ -107,9 +107,7 @@ def register(
     for other in chosen:
         own = option_names(other)
         kept = tuple((name, _hashable(value)) for name, value in options.items() if name in own)
-        # of other methods an option may set the size in place of the budget
-        exact = METHODS[other].exact == "d >= m" and "num_samples" in parameters(other)
-        settings = Settings(other, num_samples, seed, decoder_cross_attention, kept, own, exact)
+        settings = Settings(other, num_samples, seed, decoder_cross_attention, kept, own, exact_at_all_keys(other))
         make(settings)  # raises for a wrong value
         found[name_of(other)] = settings
     for name, settings in found.items():
@@ -158,6 +156,11 @@ def left_out(method: str) -> str | None:
 def option_names(method: str) -> frozenset[str]:
     """The options of a method that `register` and a call take."""
     return parameters(method).difference(OF_THE_LAYER) | {"num_samples", "seed"}
+
+
+def exact_at_all_keys(method: str) -> bool:
+    """Whether as many samples as keys are exact attention; of some methods an option may set the size in their place."""
+    return METHODS[method].exact == "d >= m" and "num_samples" in parameters(method)
 
 
 def parameters(method: str) -> frozenset[str]:

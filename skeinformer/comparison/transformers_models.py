@@ -14,12 +14,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from skeinformer import huggingface
 from skeinformer.attention import METHODS, Attention
 from skeinformer.comparison.layers import Call
-from skeinformer.huggingface import Settings, attention_forward, option_names, padding_mask
+from skeinformer.huggingface import Settings, attention_forward, exact_at_all_keys, option_names, padding_mask
 from skeinformer.registry import lookup
 
 SKETCHED, WATCHED = "skein-compared", "skein-watched"
 # every layer that this would sketch has fewer keys than samples: it takes the exact kernel, with the right mask
-EXACT = Settings(huggingface.SKEINFORMER, sys.maxsize, None, False, (), frozenset())
+EXACT = Settings(huggingface.SKEINFORMER, sys.maxsize, None, False, (), frozenset(), True)
 
 
 class TransformersLayers:
@@ -33,7 +33,8 @@ class TransformersLayers:
         self.names = {module: name for name, module in model.named_modules()}
         self.before = [x.config._attn_implementation for x in self.models]
         kept = tuple((name, tuple(x) if isinstance(x, list) else x) for name, x in sorted(options.items()))
-        self.settings = Settings(method, samples, seed, False, kept, option_names(method))
+        exact = exact_at_all_keys(method)
+        self.settings = Settings(method, samples, seed, False, kept, option_names(method), exact)
         self.left: dict[str, str] = {}
 
     def exact(self) -> None:
