@@ -159,7 +159,7 @@ def option_names(method: str) -> frozenset[str]:
 
 
 def exact_at_all_keys(method: str) -> bool:
-    """Whether as many samples as keys are exact attention; of some methods an option may set the size in their place."""
+    """Whether as many samples as keys are exact attention; an option of some methods sets the size in their place."""
     return METHODS[method].exact == "d >= m" and "num_samples" in parameters(method)
 
 

@@ -63,7 +63,7 @@ def test_the_error_is_that_of_the_layer() -> None:
     q, k, v = (seen[name].view(2, N, 4, 4).transpose(1, 2) for name in ("query", "key", "value"))
     mask = inputs["attention_mask"].bool()
     exact = F.scaled_dot_product_attention(q, k, v, mask[:, None, None])
-    settings = huggingface.Settings("cluster", 4, 0, False, (), frozenset())
+    settings = huggingface.Settings("cluster", 4, 0, False, (), frozenset(), True)
     sketch = huggingface.make(settings, (), 4).eval()
     rows = mask[:, None, :, None]
     missed = ((sketch(q, k, v, key_mask=mask, query_mask=mask) - exact) * rows).square()
