@@ -78,7 +78,7 @@ def test_an_altered_archive_is_named(tmp_path: Path) -> None:
         list(members(altered))
 
 
-@pytest.mark.parametrize("content", [b"not an archive at all", gzip.compress(b"not a tar" * 1000)])
+@pytest.mark.parametrize("content", [b"not an archive", gzip.compress(b"not a tar" * 1000)], ids=["text", "gzip"])
 def test_what_is_no_archive_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tar.gz").write_bytes(content)
     with pytest.raises(ValueError, match=r"x\.tar\.gz is damaged, or not"):
