@@ -1,6 +1,6 @@
 """How near are the gradients of sketched attention to those of exact attention, on pretrained Q, K, V?
 
-    python examples/cluster_gradients.py text.txt
+    python examples/cluster_gradients.py [TEXT]     (a .txt or .parquet file; default: the Python reference)
 
 prints relative Frobenius errors of the gradients for Q, K and V of a random linear function of the output, means over
 heads, n = 4096. Needs the `lab` extra.
@@ -17,18 +17,19 @@ from skeinformer.lab.measure import input_gradients, relative_error
 from skeinformer.lab.pretrained import pretrained_qkv
 
 CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "V-mean": ("vmean", {}),
     "Skeinformer, d = 256, 256 pilots": ("skeinformer", {"budget": 256}),
-    "cluster, d = 32, 16 pilots, no linear term": ("cluster", {"budget": 32, "first_order": False}),
-    "cluster, d = 32, 16 pilots": ("cluster", {"budget": 32}),
+    "cluster, d = 16, 16 pilots, no linear term": ("cluster", {"budget": 16, "first_order": False}),
+    "cluster, d = 16, 16 pilots": ("cluster", {"budget": 16}),
     "cluster, d = 128, 64 pilots": ("cluster", {"budget": 128, "quality": "accurate"}),
 }
 INPUTS = [(0, "initialized"), (0, "pretrained"), (2, "pretrained"), (5, "pretrained")]
 
 
-def main() -> None:
+def main(text: str | None) -> None:
     rows: dict[str, list[str]] = {name: [] for name in CONTENDERS}
     for layer, weights in INPUTS:
-        inputs = pretrained_qkv(4096, layer=layer, weights=weights, text=sys.argv[1])
+        inputs = pretrained_qkv(4096, layer=layer, weights=weights, text=text)
         upstream = torch.randn(inputs[2].shape, generator=torch.Generator().manual_seed(0))
         truth = input_gradients(F.scaled_dot_product_attention, inputs, upstream)
         for name, (method, options) in CONTENDERS.items():
@@ -43,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1] if len(sys.argv) > 1 else None)

@@ -6,7 +6,6 @@ on a CPU and no gradient; elsewhere `gather` and `scatter` do the same.
 """
 
 from collections.abc import Iterator
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -32,13 +31,28 @@ def is_one_batch(x: Tensor) -> bool:
     return all(x.stride(dim) == x.stride(dim + 1) * x.shape[dim + 1] or x.shape[dim] == 1 for dim in leading)
 
 
-def heads(x: Tensor) -> Iterator[tuple[int, ...]]:
-    """The indices of the leading dimensions of x (..., n, p).
+def pieces(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views of the tensors in pieces of their leading dimensions, which they share.
 
-    Work on one head at a time leaves only small results behind; one as large as x lies in fresh memory, which costs
-    more than most sums over it.
+    The first, (..., n, p), has at most `size` numbers in a piece, or is one head. A result for all heads would lie in
+    fresh memory, which costs more than most sums over it; head by head short sequences cost as many calls.
     """
-    return product(*(range(extent) for extent in x.shape[:-2]))
+    first = tensors[0]
+    if first.dim() > 3 and first[0].numel() > size:
+        for example in zip(*(x.unbind(0) for x in tensors), strict=True):
+            yield from pieces(size, *example)
+    else:
+        count = max(1, size // max(1, first[0].numel()))
+        yield from zip(*(torch.split(x, count) for x in tensors), strict=True)
+
+
+def batches(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views (B, n, p) of tensors (..., n, p): one of each where none needs a copy for it, else one per example."""
+    if all(is_one_batch(x) for x in tensors):
+        yield tuple(x.flatten(0, -3) for x in tensors)
+    else:
+        for example in zip(*(x.unbind(0) for x in tensors), strict=True):
+            yield from batches(*example)
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:

@@ -8,28 +8,31 @@ from torch import Tensor
 from tests.reference import Mask, combine, dot, softmax_row, zero_padded
 
 
-def distance(x: Tensor, y: Tensor) -> float:
-    """|x - y|."""
-    return math.sqrt(float(dot(x - y, x - y).detach()))
+def query_metric(Q: Tensor, asked: list[int], ridge: float) -> Tensor:
+    """The covariance of the queries asked, over its mean eigenvalue, plus a ridge."""
+    p = Q.shape[-1]
+    mean = sum((Q[i] for i in asked), torch.zeros_like(Q[0])) / len(asked)
+    covariance = sum((torch.outer(Q[i] - mean, Q[i] - mean) for i in asked), torch.zeros(p, p, dtype=Q.dtype))
+    return covariance * p / sum(float(covariance[e, e]) for e in range(p)) + ridge * torch.eye(p, dtype=Q.dtype)
 
 
-def nearest(x: Tensor, centers: list[Tensor]) -> int:
+def nearest(x: Tensor, centers: list[Tensor], metric: Tensor) -> int:
     """The first of the nearest centers."""
-    distances = [distance(x, center) for center in centers]
+    distances = [float(dot(x - center, metric @ (x - center))) for center in centers]
     return distances.index(min(distances))
 
 
-def lloyd(K: Tensor, sample: list[int], d: int, steps: int) -> list[int]:
+def lloyd(K: Tensor, sample: list[int], d: int, steps: int, metric: Tensor) -> list[int]:
     """The cluster of every key: the first d keys of the sample are centers, each step moves them to means of it."""
     centers = [K[j] for j in sample[:d]]
     for _ in range(steps):
         members: list[list[int]] = [[] for _ in range(d)]
         for j in sample:
-            members[nearest(K[j], centers)].append(j)
+            members[nearest(K[j], centers, metric)].append(j)
         for c in range(d):
             if members[c]:
                 centers[c] = sum((K[j] for j in members[c]), torch.zeros_like(K[0])) / len(members[c])
-    return [nearest(K[j], centers) for j in range(len(K))]
+    return [nearest(K[j], centers, metric) for j in range(len(K))]
 
 
 def log_row_sum(query: Tensor, K: Tensor, scale: float, key_mask: Mask) -> float:

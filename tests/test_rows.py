@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from skeinformer.attention import build
-from skeinformer.rows import _moves_whole_rows, add_rows_, gather_rows, plain_cpu, write_rows_
+from skeinformer.rows import _moves_whole_rows, add_rows_, batches, gather_rows, pieces, plain_cpu, write_rows_
 from tests.helpers import generator, random_mask, tensors
 
 LAYOUTS = ("dense", "heads last", "packed", "odd offset", "narrow", "reversed")
@@ -30,6 +30,22 @@ def laid_out(layout: str, b: int, h: int, n: int, p: int) -> Tensor:
     if layout == "reversed":  # rows are not dense
         return random(b, h, p, n).mT
     return random(b, h, n, p)
+
+
+@given(st.sampled_from(LAYOUTS), st.integers(1, 3), st.integers(1, 3), st.integers(1, 60), st.integers(1, 4))
+def test_pieces_and_batches_are_views_of_all_heads(layout: str, b: int, h: int, size: int, leading: int) -> None:
+    x = laid_out(layout, b, h, 3, 4)
+    x = (x[0], x, x[None], x[:, None])[leading - 1]
+    numbers = torch.arange(x[..., 0, 0].numel()).view(x.shape[:-2])  # of heads
+    seen = []
+    for part, number in pieces(size, x, numbers):
+        assert part.numel() <= max(size, 3 * 4)
+        assert part.shape[:-2] == number.shape
+        for (batch,) in batches(part):
+            assert batch.dim() == 3
+            assert batch.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+            seen += list(batch)
+    torch.testing.assert_close(torch.stack(seen), x.reshape(-1, 3, 4))
 
 
 @given(st.sampled_from(LAYOUTS), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 5), st.data())

@@ -76,14 +76,27 @@ class Attention(nn.Module, ABC):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """(b, h, n, p), (b, h, n_k, p), (b, h, n_k, p_v) -> (b, h, n, p_v)."""
+        inputs, noise = self.settle(query, key, value, key_mask, query_mask, noise, generator)
+        with no_autocast(query.device):
+            output = self.attend(*inputs, noise)
+        return clear_padding(output, inputs.query_mask)
+
+    def settle(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
+        query_mask: Tensor | None,
+        noise: Noise,
+        generator: torch.Generator | None,
+    ) -> tuple[Inputs, Noise]:
+        """The inputs checked, also against this module, and the noise of the call."""
         inputs = prepare(query, key, value, key_mask, query_mask)
         if query.shape[-1] != self.head_dim:
             raise ValueError(f"query has head width {query.shape[-1]}, but this module was built with {self.head_dim=}")
         self.check(query, key, value)
-        noise = settle_noise(self.draw_noise, inputs, noise, generator, self.seed_in_force())
-        with no_autocast(query.device):
-            output = self.attend(*inputs, noise)
-        return clear_padding(output, inputs.query_mask)
+        return inputs, settle_noise(self.draw_noise, inputs, noise, generator, self.seed_in_force())
 
     def seed_in_force(self) -> int | None:
         """The seed that decides the noise of a call without noise or generator: none in training."""

@@ -8,7 +8,7 @@ with K', V', w' and C of `clusters.py` and a factor a in [0, 1] that the pilots 
 result as in Algorithm 1 of Chen et al. (2022). Exact where every real key has a cluster of its own.
 """
 
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor
@@ -24,12 +24,13 @@ from skeinformer.attention.base import (
     settle_noise,
 )
 from skeinformer.attention.certificate import draw_checks, estimate_error
-from skeinformer.attention.clusters import Clusters, merge_clusters
+from skeinformer.attention.clusters import ASKED, Clusters, merge_clusters, query_metric
 from skeinformer.attention.merge import attend_merged, gradient_by_hand
 from skeinformer.attention.pilots import Pilots, Selection, compute_pilots, uniform_rows
 from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
-from skeinformer.noise import Rand, from_seed
+from skeinformer.noise import Rand
 from skeinformer.registry import check_choice, check_count, check_flag, check_number
+from skeinformer.rows import gather_rows
 
 Quality = Literal["fast", "accurate"]
 
@@ -71,7 +72,7 @@ class Trace(NamedTuple):
     clusters: Clusters
 
 
-QUALITIES: dict[str, tuple[int, int, int]] = {"fast": (32, 16, 1), "accurate": (128, 64, 1)}  # clusters, pilots, steps
+QUALITIES: dict[str, tuple[int, int, int]] = {"fast": (16, 16, 1), "accurate": (128, 64, 1)}  # clusters, pilots, steps
 
 
 def cluster_sketch(
@@ -87,7 +88,8 @@ def cluster_sketch(
     scale = default_scale(query, options.scale)
     source = from_mask(key, value, key_mask)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not gradient_by_hand(query, value)):
-        rows = uniform_rows(noise.pilots, query_mask, options.num_pilots)
+        asked = uniform_rows(noise.pilots, query_mask, max(options.num_pilots, ASKED * query.shape[-1]))
+        rows = Selection(*(x[..., : options.num_pilots] for x in asked))
         pilots = compute_pilots(query, rows, source, scale, with_mass=True)
         clusters = merge_clusters(
             pilots,
@@ -97,6 +99,7 @@ def cluster_sketch(
             num_steps=options.num_steps,
             first_order=options.first_order,
             scale=scale,
+            metric=query_metric(gather_rows(query, asked.indices), asked.live),
         )
     output = attend_merged(query, source, clusters.merge, clusters.virtual, pilots, scale, clusters.slope)
     return output, Trace(source, pilots, clusters)
@@ -120,7 +123,7 @@ def describe(
     output: Tensor, query: Tensor, query_mask: Tensor | None, trace: Trace, noise: ClusterNoise, options: ClusterOptions
 ) -> ClusterInfo:
     """The clusters, and the certificate of the output."""
-    source, pilots, (merge, virtual, _) = trace
+    source, pilots, (merge, virtual, _, factor) = trace
     scale = default_scale(query, options.scale)
     checks = draw_checks(noise.pilots, query_mask, options.num_pilots, options.num_checks)
     error, error_se = estimate_error(output, query, query_mask, source, checks, pilots, scale)
@@ -129,7 +132,7 @@ def describe(
         pilots.rows.marked(options.num_pilots),
         merge.assignment.where(source.log_weights() > -torch.inf, -1),
         F.pad(log_weight, (0, options.num_samples - log_weight.shape[-1]), value=-torch.inf),
-        torch.zeros_like(error) if merge.rate is None else merge.rate[..., 0, 0] / scale,
+        torch.zeros_like(error) if factor is None else factor[..., 0],
         error,
         error_se,
     )
@@ -170,11 +173,11 @@ class Cluster(Attention):
 
     `cluster_attention` as a module. P pilot rows J are computed exactly and written over the result (`num_pilots`).
     Centers are drawn by Eq. (5) of Chen et al. (2022) and moved by `num_steps` Lloyd steps over a sample of the keys;
-    every key joins the nearest. Means are weighted by the columns' mass in the pilot rows, and the log weights w' give
-    each cluster its mass there. `first_order` adds the linear term: C is the covariance of keys and values within
-    clusters, a in [0, 1] fits the pilots. `num_samples`, d, is the budget unless given; `quality` sets the rest:
-    "fast" is 16 pilots, "accurate" 64, never more than d, and 1 step. `certify` also estimates the error. No
-    parameters.
+    every key joins the nearest, in the metric of the queries. Means are weighted by the columns' mass in the pilot
+    rows, and the log weights w' give each cluster its mass there. `first_order` adds the linear term: C is the
+    covariance of keys and values within clusters, a in [0, 1] fits the pilots. `num_samples`, d, is the budget unless
+    given; `quality` sets the rest: "fast" is 16 pilots, "accurate" 64, never more than d, and 1 step. `certify` also
+    estimates the error. No parameters.
     Time O(n (d + P + p) p), memory O((n + d) p).
     """
 
@@ -223,10 +226,7 @@ class Cluster(Attention):
         num_checks: int = 32,
     ) -> tuple[Tensor, ClusterInfo]:
         """What a call returns, and its estimated error: `cluster_attention` with return_info and these options."""
-        seed = self.seed_in_force()
-        if noise is None and generator is None and seed is not None:
-            rand = from_seed((query.shape[0], query.shape[1]), seed, device=query.device)
-            noise = draw_cluster_noise(query, key, rand)
+        settled = cast(ClusterNoise, self.settle(query, key, value, key_mask, query_mask, noise, generator)[1])
         options: dict[str, Any] = self.options._replace(num_checks=num_checks)._asdict()
         return cluster_attention(
             query,
@@ -234,8 +234,7 @@ class Cluster(Attention):
             value,
             key_mask=key_mask,
             query_mask=query_mask,
-            noise=noise,
-            generator=generator,
+            noise=settled,
             return_info=True,
             **options,
         )
@@ -307,7 +306,7 @@ def cluster_attention(
 ) -> Tensor | tuple[Tensor, ClusterInfo]:
     """softmax(s Q K^T) V approximated over `num_samples` weighted means of clusters of keys: (b, h, n, p_v).
 
-    `quality` sets what is not given: "fast" is 32 clusters and 16 pilots, "accurate" 128 and 64 (pilots never more than
+    `quality` sets what is not given: "fast" is 16 clusters and 16 pilots, "accurate" 128 and 64 (pilots never more than
     clusters), both with 1 Lloyd step. With `return_info` the result is (output, ClusterInfo), the output the same to
     the bit; `num_checks` more rows are then computed to estimate its error. Clusters and their weights carry no
     gradient; all keys and values do, through the means, the linear term and the pilot rows. Exact where num_samples

@@ -10,6 +10,7 @@ docs/cluster.md derives them. Clusters, mass, log weights and the linear term's 
 values do, through the means and through C.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -25,13 +26,15 @@ from skeinformer.attention.pilots import (
     sample_without_replacement,
 )
 from skeinformer.attention.virtual_keys import VirtualKeys
-from skeinformer.rows import add_rows_, gather_rows, heads, is_one_batch, plain_cpu
+from skeinformer.rows import add_rows_, batches, gather_rows, is_one_batch, pieces, plain_cpu
 
-UNSEEN = 1e-30  # the mass of a key that no pilot sees: among its like it counts, beside others it does not
+UNSEEN = 1e-20  # the mass of a key that no pilot sees: among its like it counts, beside others it does not
 SAMPLE = 8  # keys per cluster that the Lloyd steps see
-SEEN = 1e-24  # a cluster that weighs less to the pilots is counted, not calibrated
+SEEN = 1e-14  # a cluster that weighs less to the pilots is counted, not calibrated
 PIECE = CACHED // 4  # distances that are worked on at a time
 LARGE = 1e30  # turns a difference of scores into more than the number of a cluster
+ASKED = 4  # queries per dimension that the metric is made of
+RIDGE = 0.1  # of the metric, in its mean eigenvalue: what no query asks for decides between keys that are else alike
 
 
 class ClusterMerge(NamedTuple):
@@ -55,8 +58,8 @@ class ClusterMerge(NamedTuple):
 
     def add_key_gradient_(self, total: Tensor, gradient: Tensor) -> None:
         of_cluster = gradient.to(self.weight.dtype) / self.total[..., None]  # (b, h, d, p)
-        for at in heads(total):
-            self._add_(total[at], of_cluster[at].index_select(0, self.assignment[at]), self.weight[at])
+        for added, mine, cluster, weight in pieces(CACHED, total, of_cluster, self.assignment, self.weight):
+            self._add_(added, gather_rows(mine, cluster), weight)
 
     def add_value_gradient_(self, total: Tensor, gradient: Tensor) -> None:
         self.add_key_gradient_(total, gradient)
@@ -71,22 +74,24 @@ class ClusterMerge(NamedTuple):
         keys, values, slope, d_keys, d_values, d_slope = (x.to(dtype) for x in (*virtual, *gradients))
         values = values + self.center @ slope  # the means: virtual values are shifted by the slope's constant
         d_covariance = self.rate * (d_slope - self.center.mT @ d_values.sum(-2, keepdim=True))  # (b, h, p, p_v)
-        each = self.weight.new_empty(key.shape[-2:])  # of one head, (n, p): one piece of memory
         for total, other, means, d_means, across in (
             (totals[0], value, values, d_keys, d_covariance.mT),
             (totals[1], key, keys, d_values, d_covariance),
         ):
             of_cluster = d_means / self.total[..., None] - means @ across  # (b, h, d, p)
-            for at in heads(total):
-                torch.index_select(of_cluster[at], 0, self.assignment[at], out=each)
-                self._add_(total[at], each.addmm_(other[at].to(dtype), across[at]), self.weight[at])
+            of_heads = pieces(CACHED, total, of_cluster, self.assignment, self.weight, other, across)
+            for added, mine, cluster, weight, x, product in of_heads:
+                each = gather_rows(mine, cluster)
+                for part, y, by in batches(each, x.to(dtype), product):
+                    part.baddbmm_(y, by)
+                self._add_(added, each, weight)
 
     @staticmethod
     def _add_(total: Tensor, each: Tensor, weight: Tensor) -> None:
         if total.dtype == weight.dtype:
-            total.addcmul_(weight[:, None], each)
+            total.addcmul_(weight[..., None], each)
         else:  # small weights and large sums meet in the wider precision
-            total += each.mul_(weight[:, None]).to(total.dtype)
+            total += each.mul_(weight[..., None]).to(total.dtype)
 
 
 class Moments(NamedTuple):
@@ -105,14 +110,24 @@ class Clusters(NamedTuple):
     merge: ClusterMerge
     virtual: VirtualKeys  # (b, h, d, p); its values hold the constant part of the linear term
     slope: Tensor | None  # (b, h, p, p_v), None without the linear term
+    factor: Tensor | None  # (b, h, 1), a
 
 
 def merge_clusters(
-    pilots: Pilots, source: VirtualKeys, u: Tensor, d: int, *, num_steps: int, first_order: bool, scale: float
+    pilots: Pilots,
+    source: VirtualKeys,
+    u: Tensor,
+    d: int,
+    *,
+    num_steps: int,
+    first_order: bool,
+    scale: float,
+    metric: Tensor | None = None,
 ) -> Clusters:
     """At most d clusters of the slots of `source`; where there are no more than d, each has its own.
 
-    u: uniform numbers (b, h, n), one per slot. Time O(n d p) for each step, memory O(n p).
+    u: uniform numbers (b, h, n), one per slot. metric: (b, h, p, p), that of distances between keys; None is the plain
+    one. Time O(n d p) for each step, memory O(n p).
     """
     n = source.keys.shape[-2]
     log_weights = source.log_weights()
@@ -124,7 +139,7 @@ def merge_clusters(
     sample = sample_without_replacement(log_importance(pilots, source, scale), u, SAMPLE * d if num_steps else d)
     weight = (column_mass(pilots, source, scale) + UNSEEN * share.clamp(min=1e-6)).where(live, 0)
     weight = weight if full is None else torch.where(full, live.to(weight.dtype), weight)
-    moments = find_moments(source, weight, sample, d, full, num_steps, first_order and n > d)
+    moments = find_moments(source, weight, sample, d, full, num_steps, metric, first_order and n > d)
     merge = ClusterMerge(moments.assignment, weight, moments.total)
     keys, values = moments.keys.to(source.keys.dtype), moments.values
     log_count = largest + _total(share, merge.assignment, d).log()  # (b, h, d)
@@ -132,7 +147,7 @@ def merge_clusters(
     if full is not None:
         own = log_weights.gather(-1, sample.indices[..., :d]).where(sample.live[..., :d], -torch.inf)
         log_weight = torch.where(full, own, log_weight)
-    slope = None
+    slope = factor = None
     if moments.covariance is not None:
         center = mean_query(pilots)
         factor = fit_factor(pilots, center, VirtualKeys(keys, values, log_weight), moments.covariance, scale)
@@ -140,7 +155,7 @@ def merge_clusters(
         rate = scale * factor[..., None]  # (b, h, 1, 1)
         merge, slope = merge._replace(rate=rate, center=center), rate * moments.covariance
         values = values - center @ slope
-    return Clusters(merge, VirtualKeys(keys, values.to(source.values.dtype), log_weight), slope)
+    return Clusters(merge, VirtualKeys(keys, values.to(source.values.dtype), log_weight), slope, factor)
 
 
 def find_moments(
@@ -150,6 +165,7 @@ def find_moments(
     d: int,
     full: Tensor | None,
     num_steps: int,
+    metric: Tensor | None,
     with_covariance: bool,
 ) -> Moments:
     """Every slot to its cluster, and the clusters' moments. Where `full`, the first d of the sample have their own."""
@@ -157,7 +173,7 @@ def find_moments(
     assignment = torch.zeros_like(weight, dtype=torch.long)
     if keys.shape[-2] > d:
         places = keys.detach().to(weight.dtype)
-        assignment = nearest(places, find_centers(places, sample, d, num_steps))
+        assignment = nearest(places, find_centers(places, sample, d, num_steps, metric), metric)
     if full is not None:
         chosen = sample.indices[..., :d]
         own = assignment.scatter(-1, chosen, torch.arange(d, device=chosen.device).expand_as(chosen))
@@ -175,27 +191,48 @@ def weighted_sums(
 ) -> tuple[Tensor, Tensor | None]:
     """Sums over clusters of w_j [k_j, v_j], (b, h, d, p + p_v), and sum_j w_j k_j v_j^T, (b, h, p, p_v), if asked for.
 
-    Gradients flow to keys and values; where none is recorded it goes by heads.
+    Gradients flow to keys and values; where none is recorded it goes by pieces of heads.
     """
     dtype, width = weight.dtype, keys.shape[-1]
     if not plain_cpu(keys) or (torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad)):
         values = values.to(dtype)
         both = torch.cat([keys.to(dtype), values], -1) * weight[..., None]  # (b, h, n, p + p_v)
         return _sums(both, assignment, d), both[..., :width].mT @ values if with_product else None
-    sums = weight.new_zeros(*keys.shape[:-2], d, width + values.shape[-1])
-    product = weight.new_empty(*keys.shape[:-2], width, values.shape[-1]) if with_product else None
-    both = weight.new_empty(keys.shape[-2], sums.shape[-1])  # one piece of memory: a fresh one costs more than a sum
-    for at in heads(keys):
-        torch.mul(keys[at], weight[at][:, None], out=both[:, :width])
-        torch.mul(values[at], weight[at][:, None], out=both[:, width:])
-        sums[at].index_add_(0, assignment[at], both)
-        if product is not None:
-            torch.mm(both[:, :width].mT, values[at].to(dtype), out=product[at])
-    return sums, product
+    batch = keys.shape[:-2]
+    sums = weight.new_zeros(*batch, d, width + values.shape[-1])
+    product = weight.new_empty(*batch, width, values.shape[-1])
+    held = weight.new_empty(0)  # one piece of memory: a fresh one costs more than a sum
+    for k, v, w, cluster, total, of_head in pieces(CACHED, keys, values, weight[..., None], assignment, sums, product):
+        shape = (*k.shape[:-1], sums.shape[-1])
+        held = held if held.numel() >= math.prod(shape) else held.new_empty(math.prod(shape))
+        both = held[: math.prod(shape)].view(shape)
+        torch.mul(k, w, out=both[..., :width])
+        torch.mul(v, w, out=both[..., width:])
+        add_rows_(total, cluster, both)
+        if with_product:
+            for weighted, x, result in batches(both[..., :width], v.to(dtype), of_head):
+                torch.bmm(weighted.mT, x, out=result)
+    return sums, product if with_product else None
 
 
 @torch.no_grad()
-def find_centers(keys: Tensor, sample: Selection, d: int, num_steps: int) -> Tensor:
+def query_metric(queries: Tensor, live: Tensor) -> Tensor:
+    """The covariance of the live queries, (..., m, p) -> (..., p, p), of mean eigenvalue 1 and with a ridge.
+
+    Keys are as far apart as their scores are, for queries like these.
+    """
+    queries = queries.to(torch.promote_types(queries.dtype, torch.float32))
+    weight = live[..., None].to(queries.dtype)  # (..., m, 1)
+    around = (queries - (queries * weight).sum(-2, keepdim=True) / weight.sum(-2, keepdim=True).clamp(min=1)) * weight
+    around = around / around.abs().amax((-2, -1), keepdim=True).clamp(min=_tiny(around))  # its squares are finite
+    covariance = around.mT @ around
+    size = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    return covariance / size.clamp(min=_tiny(size)) + RIDGE * identity
+
+
+@torch.no_grad()
+def find_centers(keys: Tensor, sample: Selection, d: int, num_steps: int, metric: Tensor | None = None) -> Tensor:
     """The first d keys of a sample in order of rank, moved by Lloyd steps (1982) over the sample: (b, h, d, p).
 
     Time O(m d p) for a sample of m.
@@ -203,28 +240,41 @@ def find_centers(keys: Tensor, sample: Selection, d: int, num_steps: int) -> Ten
     points, weight = gather_rows(keys, sample.indices), sample.live.to(keys.dtype)  # (b, h, m, p), (b, h, m)
     centers, points = points[..., :d, :], points * weight[..., None]
     for _ in range(num_steps):
-        assignment = nearest(points, centers)
+        assignment = nearest(points, centers, metric)
         total = _total(weight, assignment, d)[..., None]
         centers = torch.where(total > _tiny(total), _sums(points, assignment, d) / total, centers)
     return centers
 
 
 @torch.no_grad()
-def nearest(keys: Tensor, centers: Tensor) -> Tensor:
-    """argmin_c |k - c|: (..., n, p), (..., d, p) -> (..., n).
+def nearest(keys: Tensor, centers: Tensor, metric: Tensor | None = None) -> Tensor:
+    """argmin_c (k - c)^T Sigma (k - c), Sigma the metric or the identity: (..., n, p), (..., d, p) -> (..., n).
 
-    On a CPU over pieces of the keys whose distances stay in the cache, and without the slow argmax: less the largest
-    score and times a large number, all but the nearest are far below zero, and the largest of that plus the number of
-    the center is the number of the nearest.
+    It is the largest of k . Sigma (c - m) - (c + m) . Sigma (c - m) / 2 for any m: with the mean center, what keys have
+    in common does not cost digits.
     """
-    half_norm = centers.square().sum(-1) / 2  # (..., d)
+    mean = centers.mean(-2, keepdim=True)  # (..., 1, p)
+    around = centers - mean
+    direction = around if metric is None else around @ metric  # (..., d, p)
+    size = (around * direction).sum(-1).amax(-1)[..., None, None].clamp(min=_tiny(around) ** 0.5)  # (..., 1, 1)
+    direction = direction / size  # a difference of scores is one of distances, in that of the farthest center
+    offset = -(direction * (centers + mean)).sum(-1) / 2  # (..., d)
     if not plain_cpu(keys):
-        return (keys @ centers.mT - half_norm[..., None, :]).argmax(-1)
+        return (keys @ direction.mT + offset[..., None, :]).argmax(-1)
+    return _first_of_largest(keys, direction, offset)
+
+
+def _first_of_largest(keys: Tensor, direction: Tensor, offset: Tensor) -> Tensor:
+    """argmax_c k . direction_c + offset_c, over pieces of the keys whose scores stay in the cache.
+
+    Without the slow argmax: less the largest score and times a large number, all but the largest are far below zero,
+    and the largest of that plus the number of the center is the number wanted.
+    """
     if keys.dim() == 4 and not is_one_batch(keys):  # one example after the other: keys need not be copied
-        return torch.stack([nearest(keys[i], centers[i]) for i in range(len(keys))])
+        return torch.stack([_first_of_largest(keys[i], direction[i], offset[i]) for i in range(len(keys))])
     *batch, n, width = keys.shape
-    d = centers.shape[-2]
-    keys, centers, offset = keys.reshape(-1, n, width), centers.reshape(-1, d, width), -half_norm.reshape(-1, d, 1)
+    d = direction.shape[-2]
+    keys, direction, offset = keys.reshape(-1, n, width), direction.reshape(-1, d, width), offset.reshape(-1, d, 1)
     last = torch.arange(d - 1, -1, -1, dtype=keys.dtype)[:, None]  # (d, 1): counted from the end, the first is largest
     found = keys.new_empty(len(keys), n)
     step = min(max(PIECE // d, 64), n)  # keys at a time, of so many heads
@@ -234,7 +284,7 @@ def nearest(keys: Tensor, centers: Tensor) -> Tensor:
         at = slice(i, i + count)
         for piece, result in zip(torch.split(keys[at], step, 1), torch.split(found[at], step, 1), strict=True):
             scores = held[: len(piece) * d * piece.shape[1]].view(len(piece), d, -1)  # (count, d, step)
-            torch.baddbmm(offset[at], centers[at], piece.mT, out=scores)
+            torch.baddbmm(offset[at], direction[at], piece.mT, out=scores)
             scores.sub_(scores.amax(1, keepdim=True))
             torch.amax(torch.add(last, scores, alpha=LARGE, out=scores), 1, out=result)
     return found.nan_to_num_().neg_().add_(d - 1).clamp_(0, d - 1).long().view(*batch, n)
@@ -287,12 +337,15 @@ def _pilot_scores(pilots: Pilots, keys: Tensor, dtype: torch.dtype, scale: float
 
 def _sums(x: Tensor, assignment: Tensor, d: int) -> Tensor:
     """Sums of rows over clusters: (..., n, p) -> (..., d, p)."""
-    return add_rows_(x.new_zeros(*x.shape[:-2], d, x.shape[-1]), assignment, x)
+    zeros = x.new_zeros(*x.shape[:-2], d, x.shape[-1])
+    if plain_cpu(x):
+        return add_rows_(zeros, assignment, x)
+    return zeros.scatter_add(-2, assignment[..., None].expand_as(x), x)
 
 
 def _total(weight: Tensor, assignment: Tensor, d: int) -> Tensor:
     """Sums of weights over clusters, no less than the smallest number above 0: (..., n) -> (..., d)."""
-    total = weight.new_zeros(*weight.shape[:-1], d).scatter_add_(-1, assignment, weight)
+    total = weight.new_zeros(*weight.shape[:-1], d).scatter_add(-1, assignment, weight)
     return total.clamp(min=_tiny(weight))
 
 

@@ -60,7 +60,7 @@ def _weights(source: VirtualKeys, chosen: Selection, with_rest: bool) -> tuple[T
     if not with_rest:
         return log_weight, None, None
     largest = log_weights.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
-    rest = (log_weights - largest).exp_().scatter_(-1, chosen.indices, 0)  # (b, h, n_k)
+    rest = (log_weights - largest).exp().scatter(-1, chosen.indices, 0)  # (b, h, n_k)
     share = (log_weight - largest).exp_()  # (b, h, d)
     total, chosen_total = rest.sum(-1, keepdim=True), share.sum(-1, keepdim=True)  # (b, h, 1)
     log_weight = torch.cat([log_weight, largest + total.log()], -1)

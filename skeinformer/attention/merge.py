@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, attend_backward, attend_with_normalizer
-from skeinformer.rows import gather_rows, heads, plain_cpu, write_rows_
+from skeinformer.rows import batches, gather_rows, plain_cpu, write_rows_
 
 MANY = 1 / 6  # from this share of pilots on, gathering the other rows is quicker than computing all
 
@@ -104,8 +104,8 @@ def _add_slope(output: Tensor, query: Tensor, slope: Tensor | None, result: Tens
     """result = output + Q G, `result` may be `output`; output itself where there is no slope."""
     if slope is None:
         return output
-    for at in heads(query):
-        torch.addmm(output[at], query[at], slope[at], out=result[at])
+    for each, q, g, written in batches(output, query, slope, result):
+        torch.baddbmm(each, q, g, out=written)
     return result
 
 
@@ -173,9 +173,9 @@ class _AttendMerged(torch.autograd.Function):
         d_query, d_keys, d_values = attend_backward(of_others, query, virtual, output, normalizer, ctx.scale)
         if slope is not None:
             d_slope = torch.empty_like(slope)
-            for at in heads(d_query):
-                d_query[at].addmm_(of_others[at], slope[at].mT)
-                torch.mm(query[at].mT, of_others[at], out=d_slope[at])
+            for dq, dr, g, q, dg in batches(d_query, of_others, slope, query, d_slope):
+                dq.baddbmm_(dr, g.mT)
+                torch.bmm(q.mT, dr, out=dg)
         if rows is not None:
             d_query = write_rows_(torch.empty_like(gradient, memory_format=torch.contiguous_format), rows, d_query)
         if pilots:

@@ -151,9 +151,9 @@ def log_importance(pilots: Pilots, source: VirtualKeys, scale: float) -> Tensor:
     if log_square is None:
         log_square = log_column_squares(pilots, source.keys, scale)
     norm: Tensor = torch.linalg.vector_norm(source.values, dim=-1, dtype=log_square.dtype)  # (b, h, n)
-    log_norm = norm.log_().clamp_(-100, 100)
+    log_norm = norm.log().clamp(-100, 100)
     log_norm = torch.maximum(log_norm, log_norm.amax(-1, keepdim=True) - FAINTEST)
-    log_probability = log_norm.add_(log_square, alpha=0.5)
+    log_probability = log_norm + log_square / 2
     return log_probability if source.log_weight is None else log_probability + source.log_weight
 
 

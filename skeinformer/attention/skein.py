@@ -11,7 +11,7 @@ safe at any logits, in any precision, without an n x d matrix, and exact when ev
 """
 
 from functools import partial
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from skeinformer.attention.pilots import (
     uniform_rows,
 )
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
-from skeinformer.noise import Rand, from_seed
+from skeinformer.noise import Rand
 from skeinformer.registry import check_choice, check_count, check_flag, check_number
 from skeinformer.sketch.sampling import subsampling
 
@@ -246,10 +246,7 @@ class Skeinformer(Attention):
         num_checks: int = 32,
     ) -> tuple[Tensor, SkeinInfo]:
         """What a call returns, and its estimated error: `skein_attention(..., return_info=True)` with these options."""
-        seed = self.seed_in_force()
-        if noise is None and generator is None and seed is not None:
-            rand = from_seed((query.shape[0], query.shape[1]), seed, device=query.device)
-            noise = draw_skein_noise(self.options, query, key, rand)
+        settled = cast(SkeinNoise, self.settle(query, key, value, key_mask, query_mask, noise, generator)[1])
         options: dict[str, Any] = self.options._replace(num_checks=num_checks)._asdict()
         return skein_attention(
             query,
@@ -257,8 +254,7 @@ class Skeinformer(Attention):
             value,
             key_mask=key_mask,
             query_mask=query_mask,
-            noise=noise,
-            generator=generator,
+            noise=settled,
             return_info=True,
             **options,
         )

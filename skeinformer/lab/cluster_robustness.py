@@ -3,7 +3,7 @@
     python -m skeinformer.lab.cluster_robustness --texts books.parquet --each title --lengths 1024 4096 16384
 
 On the queries, keys and values of MiniLM (layer 0 initialized, layers 0 to 5 pretrained) the relative spectral error of
-"fast" (32 clusters, 16 pilots) and "accurate" (128 and 64) is divided by that of Skeinformer with 256 columns and 256
+"fast" (16 clusters, 16 pilots) and "accurate" (128 and 64) is divided by that of Skeinformer with 256 columns and 256
 pilots. A trial takes the next n tokens of the text and draws of its own. Exact attention in float64 is computed for
 `rows` queries J, drawn uniformly, and errors are those of these rows: |(BV - R)_J|_2 / |(BV)_J|_2. For heads twice as
 wide the queries, keys and values of two neighbouring heads are joined end to end, as if the model had half as many.
@@ -32,15 +32,16 @@ from skeinformer.records import Record, Value, append, machine, read
 from skeinformer.registry import check_count
 
 SKEIN = Case(parse("skeinformer"), 256)
-CLUSTERS = {"fast": Case(parse("cluster"), 32), "accurate": Case(parse("cluster:quality=accurate"), 128)}
-CASES = (SKEIN, *CLUSTERS.values())
+VMEAN = Case(parse("vmean"), None)
+CLUSTERS = {"fast": Case(parse("cluster"), 16), "accurate": Case(parse("cluster:quality=accurate"), 128)}
+CASES = (SKEIN, VMEAN, *CLUSTERS.values())
 LAYERS = range(6)
 INPUTS = (("initialized", 0), *(("pretrained", layer) for layer in LAYERS))
 PASSES = {"both": "with backward", "forward": "forward"}
 CASE = ("method", "options", "samples")
-SETTING = ("model", "text", "n", "joined")  # what a row of the table is about
-ERROR_KEY = (*SETTING, "seed", "rows", "trial", "weights", "layer", *CASE)
-TIME_KEY = ("model", "n", "joined", "threads", *CASE)
+SETTING = ("model", "text", "n", "joined", "rows", "seed")  # what a row of the table is about
+ERROR_KEY = (*SETTING, "trial", "weights", "layer", *CASE)
+TIME_KEY = ("model", "n", "joined", "threads", "processor", *CASE)
 EXACT = 4  # the cost of exact attention in float64, in passes of float32
 STATES = 2000  # the cost of the hidden states of a token, in scores
 
@@ -259,29 +260,32 @@ def key_of(record: Record, names: Sequence[str]) -> tuple[Value, ...]:
 
 
 def error_ratios(records: Iterable[Record]) -> dict[tuple[Value, ...], dict[str, list[float]]]:
-    """By SETTING and cluster sketch: its error over Skeinformer's on each of INPUTS, both means over trials.
+    """By SETTING and method: its error over Skeinformer's on each of INPUTS, both means over the trials of all methods.
 
-    Settings of which an input or a method is missing are left out.
+    Settings of which an input is missing are left out.
     """
-    errors: dict[tuple[Value, ...], dict[tuple[Value, ...], list[float]]] = {}
+    errors: dict[tuple[Value, ...], dict[tuple[Value, ...], dict[Value, float]]] = {}
     for record in records:
         if record.get("kind") == "robustness":
             which = key_of(record, ("weights", "layer", *CASE))
-            error = float(record["spectral_relative"] or 0)
-            errors.setdefault(key_of(record, SETTING), {}).setdefault(which, []).append(error)
+            of_trial = errors.setdefault(key_of(record, SETTING), {}).setdefault(which, {})
+            of_trial[record["trial"]] = float(record["spectral_relative"] or 0)
 
-    def mean(found: Mapping[tuple[Value, ...], list[float]], which: tuple[Value, ...], case: Case) -> float:
-        values = found[(*which, *key_of(case.fields, CASE))]
-        return sum(values) / len(values)
-
-    return {
-        setting: {
-            name: [mean(found, which, case) / mean(found, which, SKEIN) for which in INPUTS]
-            for name, case in CLUSTERS.items()
-        }
-        for setting, found in errors.items()
-        if len(found) == len(INPUTS) * len(CASES)
-    }
+    found = {}
+    for setting, of_setting in errors.items():
+        on_inputs = [
+            {case: of_setting.get((*which, *key_of(case.fields, CASE)), {}) for case in CASES} for which in INPUTS
+        ]
+        shared = [set.intersection(*map(set, of_input.values())) for of_input in on_inputs]
+        if all(shared):
+            found[setting] = {
+                name: [
+                    sum(of_input[case][trial] for trial in trials) / sum(of_input[SKEIN][trial] for trial in trials)
+                    for of_input, trials in zip(on_inputs, shared, strict=True)
+                ]
+                for name, case in {**CLUSTERS, "V-mean": VMEAN}.items()
+            }
+    return found
 
 
 def table(records: Sequence[Record]) -> str:
@@ -296,16 +300,28 @@ def table(records: Sequence[Record]) -> str:
     headings += [f"{name}: time {words}" for name in CLUSTERS for words in PASSES.values()]
     lines = [f"| text | n | head width | {' | '.join(headings)} |", "|---" * (3 + len(headings)) + "|"]
     for setting, ratios in sorted(found.items(), key=lambda item: (widths[item[0]], item[0][2], str(item[0][1]))):
-        model, text, n, joined = setting
-        cells = [f"{geometric_mean(x):.3f} ({min(x):.3f} to {max(x):.3f})" for x in ratios.values()]
+        model, text, n, joined, *_ = setting
+        cells = [f"{geometric_mean(x):.3f} ({min(x):.3f} to {max(x):.3f})" for x in map(ratios.get, CLUSTERS) if x]
         for case in CLUSTERS.values():
             time = times.get((model, n, joined, *key_of(case.fields, CASE)), {})
-            cells += [f"{x:.2f}" if (x := time.get(f"{name}_ratio")) is not None else "" for name in PASSES]
+            cells += [time_cell(time, name) for name in PASSES]
         lines.append(f"| {text} | {n} | {widths[setting]} | {' | '.join(cells)} |")
     for name in CLUSTERS:
         won = [x < 1 for ratios in found.values() for x in ratios[name]]
-        lines.append(f"\n{name}: a smaller error than Skeinformer's on {sum(won)} of {len(won)} inputs.")
+        ahead = [x < y for of in found.values() for x, y in zip(of[name], of["V-mean"], strict=True)]
+        lines.append(
+            f"\n{name}: a smaller error than Skeinformer's on {sum(won)} of {len(won)} inputs, than V-mean's on "
+            f"{sum(ahead)}."
+        )
     return "\n".join(lines)
+
+
+def time_cell(record: Record, name: str) -> str:
+    """The median of the rounds' ratios, and their quartiles."""
+    if f"{name}_ratio" not in record:
+        return ""
+    median, low, high = (float(record[f"{name}_ratio{suffix}"] or 0) for suffix in ("", "_q25", "_q75"))
+    return f"{median:.2f} ({low:.2f} to {high:.2f})"
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -16,18 +16,19 @@ from torch.nn import functional as F
 
 from skeinformer.attention import ClusterNoise, build, skein_attention
 from skeinformer.attention.cluster import draw_cluster_noise
-from skeinformer.attention.clusters import SAMPLE
+from skeinformer.attention.clusters import ASKED, SAMPLE, query_metric
 from skeinformer.lab.measure import exact_attention, spectral_error
 from skeinformer.lab.pretrained import pretrained_qkv
 from skeinformer.noise import from_generator, gumbel
 
 DRAWS = 2
-SIZES: tuple[dict[str, int], ...] = ({"d": 32, "num_pilots": 16}, {"d": 128, "num_pilots": 64})
+SIZES: tuple[dict[str, int], ...] = ({"d": 16, "num_pilots": 16}, {"d": 128, "num_pilots": 64})
 CHANGES: dict[str, dict[str, Any]] = {
     "the sketch": {},
     "no linear term": {"linear": "off"},
     "linear term not centered": {"linear": "uncentered"},
     "linear term, factor 1": {"linear": "whole"},
+    "linear term, factor by as many other rows": {"linear": "held out"},
     "log weight: number of keys": {"log_weight": "count"},
     "log weight: number and variance": {"log_weight": "variance"},
     "means not weighted by mass": {"weighted": False},
@@ -37,10 +38,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no Lloyd step": {"steps": 0},
     "3 Lloyd steps": {"steps": 3},
     "1 Lloyd step over all keys": {"sample": None},
+    "centers: those of other tokens, and a step": {"centers": "warm"},
+    "plain distance": {"metric": "plain"},
     "metric of the pilots": {"metric": "pilots"},
-    "metric of all queries, centered": {"metric": "queries"},
+    "metric of all queries": {"metric": "all"},
+    "metric of all queries, not centered": {"metric": "uncentered"},
     "distance in keys and values": {"value_share": 0.5},
     "keys projected to 8 dimensions": {"project": 8},
+    "buckets by signs of random projections": {"hashed": True},
     "d/4 heaviest keys kept": {"heavy": 0.25},
     "values by ridge on the pilots": {"ridge": 0.1},
 }
@@ -52,9 +57,10 @@ class Knobs(NamedTuple):
     steps: int = 1
     sample: int | None = SAMPLE
     centers: str = "importance"
-    metric: str = "plain"
+    metric: str = "queries"
     value_share: float = 0.0
     project: int | None = None
+    hashed: bool = False
     weighted: bool = True
     heavy: float = 0.0
     log_weight: str = "calibrated"
@@ -90,6 +96,7 @@ def variant(
     key: Tensor,
     value: Tensor,
     noise: ClusterNoise,  # (h, n) each
+    other: Tensor | None = None,  # (h, n, p), keys of other tokens, for "warm" centers
     *,
     d: int,
     num_pilots: int,
@@ -99,7 +106,8 @@ def variant(
     knobs = Knobs(**change)
     seen = _look(query, key, value, noise.pilots, num_pilots)
     weight = seen.mass if knobs.weighted else torch.full_like(seen.mass, 1 / key.shape[1])
-    means = _means(key, value, weight, seen.mass, _assign(query, key, value, noise.centers, weight, seen, d, knobs), d)
+    assignment = _assign(query, key, value, other, noise, weight, seen, d, knobs)
+    means = _means(key, value, weight, seen.mass, assignment, d)
     log_weight = _log_weight(key, means, seen, knobs.log_weight)  # (h, d)
     scores = seen.scale * seen.queries @ means.keys.mT + log_weight[:, None]
     W_J, values = scores.softmax(-1), means.values  # (h, P, d)
@@ -107,13 +115,18 @@ def variant(
         values = values + _ridge(W_J, seen.output - W_J @ values, knobs.ridge)
     output = (seen.scale * query @ means.keys.mT + log_weight[:, None]).softmax(-1) @ values
     if knobs.linear != "off":
-        output = output + _linear_term(query, key, value, weight, means, seen, seen.output - W_J @ values, knobs.linear)
+        fitted = seen
+        if knobs.linear == "held out":
+            fitted = _look(query, key, value, noise.pilots, num_pilots, skip=num_pilots)
+        scores = seen.scale * fitted.queries @ means.keys.mT + log_weight[:, None]
+        missed = fitted.output - scores.softmax(-1) @ values
+        output = output + _linear_term(query, key, value, weight, means, seen, fitted, missed, knobs.linear)
     return output.scatter(1, seen.rows[..., None].expand_as(seen.output), seen.output)
 
 
-def _look(query: Tensor, key: Tensor, value: Tensor, u: Tensor, num_pilots: int) -> Seen:
+def _look(query: Tensor, key: Tensor, value: Tensor, u: Tensor, num_pilots: int, skip: int = 0) -> Seen:
     scale = 1 / math.sqrt(query.shape[-1])
-    rows = u.topk(num_pilots, -1).indices
+    rows = u.topk(skip + num_pilots, -1).indices[:, skip:]
     queries = _take(query, rows)
     scores = scale * queries @ key.mT
     normalizer = scores.logsumexp(-1, keepdim=True)
@@ -122,30 +135,59 @@ def _look(query: Tensor, key: Tensor, value: Tensor, u: Tensor, num_pilots: int)
 
 
 def _assign(
-    query: Tensor, key: Tensor, value: Tensor, u: Tensor, weight: Tensor, seen: Seen, d: int, knobs: Knobs
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    other: Tensor | None,
+    noise: ClusterNoise,
+    weight: Tensor,
+    seen: Seen,
+    d: int,
+    knobs: Knobs,
 ) -> Tensor:
     """The cluster of each key, (h, n)."""
     mass = seen.mass
-    space = _space(query, seen.queries, key, value, weight, knobs.metric, knobs.value_share, knobs.project)  # (h, n, r)
+    root = _root(query, seen.queries, noise.pilots, knobs.metric)  # (h, p, p)
+    space = _space(key, root, value, weight, knobs)  # (h, n, r)
+    if knobs.hashed:
+        return _signs(space, d)
     log_probability = {
         "importance": seen.B_J.square().sum(1).log() / 2 + value.norm(dim=-1).log(),
         "uniform": torch.zeros_like(mass),
+        "warm": torch.zeros_like(mass),
         "mass": mass.log(),
         "plus_plus": mass.log(),
     }[knobs.centers]
-    ranked = (log_probability + gumbel(u)).argsort(-1, descending=True)  # (h, n)
+    ranked = (log_probability + gumbel(noise.centers)).argsort(-1, descending=True)  # (h, n)
     points = _take(space, ranked if knobs.sample is None else ranked[:, : knobs.sample * d])
     found = _plus_plus(space, mass, d) if knobs.centers == "plus_plus" else points[:, :d]
-    for _ in range(knobs.steps):
-        members = F.one_hot(_nearest(points, found), d).to(space)  # (h, m, d)
-        total = members.sum(1)[..., None]
-        found = torch.where(total > 0, members.mT @ points / total.clamp(min=1), found)
+    if knobs.centers == "warm":
+        elsewhere = key.flip(1) if other is None else other
+        found = _lloyd(_take(elsewhere @ root, ranked[:, : SAMPLE * d]), (elsewhere @ root)[:, :d], 1)
+    found = _lloyd(points, found, knobs.steps)
     kept = int(knobs.heavy * d)
     if not kept:
         return _nearest(space, found)
     # the clusters of lowest number give way to single keys
     single = torch.arange(kept).expand(len(mass), kept)
     return (_nearest(space, found[:, kept:]) + kept).scatter_(1, mass.topk(kept, -1).indices, single)
+
+
+def _lloyd(points: Tensor, centers: Tensor, steps: int) -> Tensor:
+    d = centers.shape[1]
+    for _ in range(steps):
+        members = F.one_hot(_nearest(points, centers), d).to(points)  # (h, m, d)
+        total = members.sum(1)[..., None]
+        centers = torch.where(total > 0, members.mT @ points / total.clamp(min=1), centers)
+    return centers
+
+
+def _signs(space: Tensor, d: int) -> Tensor:
+    """Locality-sensitive hashing: the signs of floor(log2 d) random projections of the centered keys, (h, n)."""
+    bits = int(math.log2(d))
+    directions = torch.randn(space.shape[-1], bits, generator=torch.Generator().manual_seed(0)).to(space)
+    signs = (space - space.mean(1, keepdim=True)) @ directions > 0
+    return (signs.long() << torch.arange(bits)).sum(-1)
 
 
 def _means(key: Tensor, value: Tensor, weight: Tensor, mass: Tensor, assignment: Tensor, d: int) -> Means:
@@ -177,43 +219,51 @@ def _ridge(W_J: Tensor, missed: Tensor, ridge: float) -> Tensor:
 
 
 def _linear_term(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, means: Means, seen: Seen, missed: Tensor, choice: str
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    means: Means,
+    seen: Seen,
+    fitted: Seen,
+    missed: Tensor,
+    choice: str,
 ) -> Tensor:
-    """a s (Q - mean q_J) C, (h, n, p)."""
+    """a s (Q - mean q_J) C, (h, n, p), with the factor a that fits what the rows `fitted` miss."""
     around = (key - _take(means.keys, means.assignment)) * weight[..., None]
     covariance = around.mT @ (value - _take(means.values, means.assignment))  # (h, p, p)
     center = torch.zeros_like(seen.queries[:, :1]) if choice == "uncentered" else seen.queries.mean(1, keepdim=True)
-    at_pilots = seen.scale * (seen.queries - center) @ covariance
-    along, size = (missed * at_pilots).sum((1, 2)), at_pilots.square().sum((1, 2))
+    term = seen.scale * (fitted.queries - center) @ covariance
+    along, size = (missed * term).sum((1, 2)), term.square().sum((1, 2))
     factor = torch.ones_like(size) if choice == "whole" else (along / size).clamp(0, 1)
     return factor[:, None, None] * seen.scale * (query - center) @ covariance
 
 
-def _space(
-    query: Tensor,
-    pilots: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    metric: str,
-    value_share: float,
-    project: int | None,
-) -> Tensor:
+def _root(query: Tensor, pilots: Tensor, u: Tensor, metric: str) -> Tensor:
+    """R with R R^T the metric, (h, p, p)."""
+    p = query.shape[-1]
+    if metric == "plain":
+        return torch.eye(p).to(query).expand(len(query), p, p)
+    asked = {"pilots": pilots, "queries": _take(query, u.topk(min(ASKED * p, u.shape[-1]), -1).indices)}.get(
+        metric, query
+    )
+    if metric == "uncentered":  # with the queries' negatives the mean is 0
+        asked = torch.cat([query, -query], 1)
+    root: Tensor = torch.linalg.cholesky(query_metric(asked, torch.ones_like(asked[..., 0], dtype=torch.bool)))
+    return root
+
+
+def _space(key: Tensor, root: Tensor, value: Tensor, weight: Tensor, knobs: Knobs) -> Tensor:
     """Where distances are measured: the keys, mapped and extended."""
-    space = key
-    if metric != "plain":
-        asked = pilots if metric == "pilots" else query - query.mean(1, keepdim=True)
-        values, vectors = torch.linalg.eigh((asked.mT @ asked / asked.shape[1]).double())
-        root = vectors * (values.clamp(min=0) + 1e-4 * values[..., -1:]).sqrt()[:, None]
-        space = key @ root.to(key)
-    if project is not None:
-        directions = torch.randn(key.shape[-1], project, generator=torch.Generator().manual_seed(0))
-        space = space @ directions
-    if value_share:
+    space = key @ root
+    if knobs.project is not None:
+        directions = torch.randn(key.shape[-1], knobs.project, generator=torch.Generator().manual_seed(0))
+        space = space @ directions.to(space)
+    if knobs.value_share:
         spread = [
             (weight[..., None] * (x - weight[:, None] @ x).square()).sum((1, 2), keepdim=True) for x in (space, value)
         ]
-        space = torch.cat([space, value_share * (spread[0] / spread[1]).sqrt() * value], -1)
+        space = torch.cat([space, knobs.value_share * (spread[0] / spread[1]).sqrt() * value], -1)
     return space
 
 
@@ -236,11 +286,12 @@ def _plus_plus(x: Tensor, mass: Tensor, d: int) -> Tensor:
     return centers
 
 
-def study_inputs(text: str, n: int) -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor]]]:
-    """The seven inputs by name."""
-    yield "initialized 0", pretrained_qkv(n, layer=0, text=text, weights="initialized")
-    for layer in range(6):
-        yield f"layer {layer}", pretrained_qkv(n, layer=layer, text=text)
+def study_inputs(text: str, n: int) -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, Tensor]]]:
+    """The seven inputs by name: queries, keys and values of the first n tokens, and the keys of the next n."""
+    for weights, layer in (("initialized", 0), *(("pretrained", layer) for layer in range(6))):
+        qkv = pretrained_qkv(n, layer=layer, text=text, weights=weights)
+        _, other, _ = pretrained_qkv(n, offset=n, layer=layer, text=text, weights=weights)
+        yield f"{'layer' if weights == 'pretrained' else weights} {layer}", (*qkv, other)
 
 
 def mean_error(output: Tensor, truth: Tensor) -> float:
@@ -249,7 +300,7 @@ def mean_error(output: Tensor, truth: Tensor) -> float:
 
 
 @torch.no_grad()
-def errors_of(query: Tensor, key: Tensor, value: Tensor) -> dict[str, float]:
+def errors_of(query: Tensor, key: Tensor, value: Tensor, other: Tensor) -> dict[str, float]:
     """Errors of V-mean, of the library at both sizes and of every variant, each over Skeinformer's, mean over draws."""
     truth = exact_attention(query, key, value)
     errors: dict[str, float] = {"V-mean": mean_error(value.mean(-2, keepdim=True).expand_as(truth), truth)}
@@ -265,7 +316,7 @@ def errors_of(query: Tensor, key: Tensor, value: Tensor) -> dict[str, float]:
             outputs = {"library": module(query, key, value, noise=noise)}
             flat = ClusterNoise(*(x[0] for x in noise))
             for name, change in CHANGES.items():
-                outputs[name] = variant(query[0], key[0], value[0], flat, **{**size, **change})[None]
+                outputs[name] = variant(query[0], key[0], value[0], flat, other[0], **{**size, **change})[None]
             for name, output in outputs.items():
                 label = f"{d}/{num_pilots} {name}"
                 errors[label] = errors.get(label, 0.0) + mean_error(output, truth) / DRAWS
@@ -286,6 +337,8 @@ def main(arguments: list[str]) -> None:
     """Print the table; a line for each input as it is done."""
     if len(arguments) not in (1, 2):
         raise SystemExit("expected a text file and perhaps n: python -m skeinformer.lab.cluster_study TEXT [n]")
+    if len(arguments) == 2 and not arguments[1].isdecimal():
+        raise SystemExit(f"n must be a whole number, got {arguments[1]!r}")
     n = int(arguments[1]) if len(arguments) == 2 else 4096
     results: dict[str, dict[str, float]] = {}
     for name, inputs in study_inputs(arguments[0], n):

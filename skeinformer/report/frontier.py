@@ -54,7 +54,7 @@ def approximations(rows: Iterable[Record], direction: str) -> list[Point]:
 def frontier(field: Iterable[Point]) -> list[Point]:
     """The points that no other beats, by growing time and falling error; the exact kernel is the last."""
     kept: list[Point] = []
-    for point in sorted({*field, EXACT}, key=lambda point: (point.time, point.error)):
+    for point in sorted({*field, EXACT}, key=lambda point: (point.time, point.error, point.label, point.samples or 0)):
         if not kept or point.error < kept[-1].error:
             kept.append(point)
     return kept

@@ -1,5 +1,7 @@
 """The cluster sketch against its transcription, by hand and by autograd, on weighted sets, and its certificate."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -90,10 +92,12 @@ def test_clusters_are_those_of_lloyd(steps: int) -> None:
         assert info.pilots[0, head].tolist() == rows
         p = torch.stack(reference.estimated_probability(Q, K, V, rows, 0.5, [True] * 80))
         ranked = (p.log() + gumbel(noise.centers[0, head])).argsort(descending=True)[: 5 * clusters.SAMPLE].tolist()
-        assert info.assignment[0, head].tolist() == reference_cluster.lloyd(K, ranked, 5, steps)
+        asked = noise.pilots[0, head].argsort(descending=True)[: 4 * clusters.ASKED].tolist()
+        metric = reference_cluster.query_metric(Q, asked, clusters.RIDGE)
+        assert info.assignment[0, head].tolist() == reference_cluster.lloyd(K, ranked, 5, steps, metric)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("many", [False, True])
 def test_by_hand_equals_autograd(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, masked: bool, many: bool) -> None:
@@ -116,7 +120,7 @@ def test_by_hand_equals_autograd(monkeypatch: pytest.MonkeyPatch, dtype: torch.d
                 generator=generator(3),
             )
             results.append([output, *gradients(output, inputs)])
-    tolerance = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 0.05}[dtype]
+    tolerance = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}[dtype]
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * b.detach().abs().max().item())
 
@@ -143,6 +147,12 @@ def test_nearest_in_pieces_is_argmin(monkeypatch: pytest.MonkeyPatch, dtype: tor
     monkeypatch.setattr(clusters, "PIECE", 1)
     found = nearest(keys, centers)
     assert torch.equal(found, torch.cdist(keys.double(), centers.double()).argmin(-1))
+    root = torch.randn(5, 5, generator=generator(0)).to(dtype)
+    expected = torch.cdist(keys.double() @ root.double(), centers.double() @ root.double()).argmin(-1)
+    assert torch.equal(nearest(keys, centers, root @ root.mT), expected)
+    for scale in (1e-15, 1e15):
+        assert torch.equal(nearest(keys * scale, centers * scale), found)
+    assert torch.equal(nearest(keys + 500, centers + 500), found)
     keys[0, 0, 0] = torch.nan
     assert 0 <= nearest(keys, centers).min() <= nearest(keys, centers).max() < 7
 
@@ -202,7 +212,7 @@ def test_a_slot_of_weight_three_counts_as_three() -> None:
             centers = (count.cumsum(0) - count)[:4].expand(1, 2, 4)
         chosen = pilots.Selection(centers, torch.ones_like(centers, dtype=torch.bool))
         full = torch.zeros(1, 2, 1, dtype=torch.bool)
-        moments = clusters.find_moments(source, mass, chosen, 4, full, 0, True)
+        moments = clusters.find_moments(source, mass, chosen, 4, full, 0, None, True)
         assert moments.covariance is not None
         results.append((*moments[1:], clusters.calibrate(held, moments.keys, moments.total, torch.zeros(1, 2, 4), 0.5)))
     for a, b in zip(*results, strict=True):
@@ -288,6 +298,79 @@ def test_module_certifies_what_it_returns_and_takes_its_budget() -> None:
     assert info.pilots.shape == (1, 2, 6)  # no more pilots than clusters, unless asked for
     assert "num_samples=6" in repr(module)
     assert choose_num_samples(q, k, v, tolerance=0.5, attention=cluster_attention, generator=generator(0)) <= 50
+
+
+@pytest.mark.parametrize("method", ["cluster", "skeinformer"])
+@pytest.mark.parametrize("seed", [None, 0])
+def test_what_is_certified_is_checked_like_what_is_called(method: str, seed: int | None) -> None:
+    module = build(method, head_dim=8, budget=6, seed=seed).eval()
+    for call in (module, module.certify):
+        with pytest.raises(ValueError, match="head width 4"):
+            call(*tensors(1, 2, 20))
+        with pytest.raises(TypeError, match="query must be a tensor, got list"):
+            call([1], 2, 3)
+
+
+def test_a_scale_of_zero_is_the_mean() -> None:
+    q, k, v = (x.detach() for x in tensors(1, 2, 40, p=8, p_v=8))
+    output, info = cluster_attention(q, k, v, num_samples=6, num_pilots=4, scale=0.0, return_info=True)
+    torch.testing.assert_close(output, v.mean(-2, keepdim=True).expand_as(v))
+    assert info.factor.isfinite().all()
+
+
+def test_gradients_of_keys_that_no_pilot_sees_are_finite() -> None:
+    """Their mass is next to nothing, the gradient of their mean is not; and a scaled loss makes both larger."""
+    k = torch.randn(1, 1, 64, 8, generator=generator(0)) * 0.1
+    q = torch.zeros(1, 1, 64, 8)
+    k[..., 32:, 0], q[..., :4, 0], q[..., 4:, 1] = 30.0, 30.0, 30.0
+    noise = ClusterNoise(torch.linspace(0.01, 0.99, 64).expand(1, 1, 64), torch.rand(1, 1, 64, generator=generator(1)))
+    inputs = tuple(x.requires_grad_() for x in (q, k, torch.randn(1, 1, 64, 8, generator=generator(2))))
+    output = cluster_attention(*inputs, num_samples=4, num_pilots=4, noise=noise)
+    for gradient in torch.autograd.grad(output, inputs, torch.full_like(output, 1e9)):
+        assert gradient.isfinite().all()
+
+
+def test_dimensions_that_no_query_asks_for_hardly_matter() -> None:
+    """The metric of the queries: a plain distance would sort keys by what nobody sees."""
+    q, k, v = (x.detach() for x in tensors(1, 4, 400, p=8, p_v=8, peak=2))
+    q[..., 4:] = 0
+    errors = []
+    for size in (0.0, 30.0):
+        wide = torch.cat([k[..., :4], size * k[..., 4:]], -1)
+        found = cluster_attention(q, wide, v, num_samples=16, num_pilots=16, generator=generator(0))
+        errors.append(relative_error(found, dense_exact(q, wide, v)).mean().item())
+    assert errors[1] < 1.5 * errors[0]
+
+
+def test_compress_takes_any_leading_dimensions_and_has_gradients() -> None:
+    q, k, v = tensors(2, 3, 30, p=8, p_v=8)
+    u = torch.rand(2, 3, 30, generator=generator(0))
+    whole = compress(q[..., :6, :], from_mask(k, v), 5, u, scale=0.5)
+    for at in ((0, slice(None)), (slice(None), None)):  # (3, ...) and (2, 1, 3, ...)
+        part = compress(q[at][..., :6, :], from_mask(k[at], v[at]), 5, u[at], scale=0.5)
+        torch.testing.assert_close(part.keys, whole.keys[at])
+        torch.testing.assert_close(part.log_weights(), whole.log_weights()[at])
+    d_key, d_value = torch.autograd.grad(whole.keys.sum() + whole.values.square().sum(), (k, v))
+    assert (d_key != 0).any()
+    assert (d_value != 0).any()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("mapped", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0)], ids=str)
+@pytest.mark.parametrize("attention", [cluster_attention, skein_attention])
+def test_vmap_over_some_of_the_inputs(attention: Any, mapped: tuple[int | None, ...]) -> None:
+    inputs = [x.detach() for x in tensors(1, 2, 40)]
+    noise = build("cluster", head_dim=4).sample_noise(inputs[0], inputs[1], generator=generator(0))
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found: Tensor = attention(q, k, v, num_samples=6, num_pilots=4, noise=noise)
+        return found
+
+    many = [x if dim is None else torch.stack([x, x.flip(-1)]) for x, dim in zip(inputs, mapped, strict=True)]
+    found = torch.func.vmap(call, in_dims=mapped)(*many)
+    for i in range(2):
+        expected = call(*(x if dim is None else x[i] for x, dim in zip(many, mapped, strict=True)))
+        torch.testing.assert_close(found[i], expected)
 
 
 def test_wrong_options_are_refused_in_words() -> None:
