@@ -124,7 +124,8 @@ def test_methods_without_estimate_or_budget() -> None:
 def test_the_model_as_a_whole() -> None:
     model, x = OneLayer().eval(), 3 * torch.randn(4, N, WIDTH)
     exact = model(x)
-    result = compare(model, x, "skeinformer", **FAST)
+    result = compare(model, x, "skeinformer", logits=True, **FAST)
+    assert compare(model, x, "skeinformer", **FAST).whole["argmax_agreement"] is None
     convert(model, "skeinformer", budget=6)
     exact, sketched, whole = exact.detach(), model(x).detach(), result.whole
     assert whole["output"] == "logits"

@@ -95,6 +95,22 @@ def test_logits_of_a_classifier_and_a_wrapper_around_it() -> None:
     assert result.layers[0]["layer"] == "inner.bert.encoder.layer.0.attention.self"
 
 
+def test_the_mask_of_an_encoder_is_not_that_of_the_decoder() -> None:
+    sizes = {"d_model": 16, "vocab_size": 50, "max_position_embeddings": 64, "init_std": 0.5}
+    layers = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    widths = {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    model, inputs = transformers.BartModel(transformers.BartConfig(**sizes, **layers, **widths)).eval(), tokens()
+    inputs["decoder_input_ids"] = torch.randint(3, 50, (2, N))  # as long as the encoder's
+
+    def found(**more: Tensor) -> Any:
+        return compare(model, {**inputs, **more}, "cluster", **FAST).whole["cosine"]
+
+    last = lengths_mask([9, N], N)
+    every = torch.ones(2, N, dtype=torch.bool)
+    assert found() == compare(model, inputs, "cluster", mask=every, **FAST).whole["cosine"]
+    assert found(decoder_attention_mask=last.long()) != found()
+
+
 @pytest.mark.parametrize("before", ["eager", "sdpa", "skein-cluster"])
 def test_names_and_settings_are_as_before(before: str) -> None:
     huggingface.register(num_samples=3)
