@@ -17,8 +17,9 @@ from skeinformer.comparison.torch_models import TorchLayers
 from skeinformer.convert import attention_layers, preserved
 from skeinformer.lab.contenders import Contender, has_budget, parse
 from skeinformer.lab.measure import interleaved, quartiles, ratio
-from skeinformer.records import Record, machine
+from skeinformer.records import Record, Value, machine
 from skeinformer.registry import check_count, check_number
+from skeinformer.report.compare import verdicts
 
 OnStep = Callable[[str], None]
 
@@ -76,10 +77,10 @@ def compare(
     layers: list[Record] = []
 
     def observe(call: Call) -> None:
-        index = len({record["index"] for record in layers})
-        on_step(f"layer {index}: {call.layer}")
-        found = measure_call(call, plan)
-        layers.extend({"kind": "compare_layer", **common, "index": index, **record} for record in found)
+        before = [record["layer"] for record in layers if record["head"] is None]
+        place: Record = {"index": len(before), "call": 1 + before.count(call.layer)}
+        on_step(f"layer {len(before)}: {call.layer}")
+        layers.extend({"kind": "compare_layer", **common, **place, **record} for record in measure_call(call, plan))
 
     with ExitStack() as stack:
         sides = stack.enter_context(arranged(model, contender.method, samples, seed, given))
@@ -172,11 +173,15 @@ def compare_runs(
 def summarize(layers: list[Record]) -> Record:
     """Of all layers: how many are safe, and the d that each of them needs at most."""
     whole = [record for record in layers if record["head"] is None]
-    needed = [record["samples_needed"] for record in whole]
-    known = [d for d in needed if isinstance(d, int)]
+    safe, unsafe = verdicts(whole)
     return {
         "n": max(int(record["n"] or 0) for record in whole),
-        "layers": len(whole),
-        "layers_safe": sum(record["safe"] is True for record in whole),
-        "samples_needed": max(known) if len(known) == len(needed) else None,
+        "layers": len(safe) + len(unsafe),
+        "layers_safe": len(safe),
+        **{name: _largest([record[name] for record in whole]) for name in ("samples_needed", "samples_estimated")},
     }
+
+
+def _largest(sizes: list[Value]) -> int | None:
+    known = [d for d in sizes if isinstance(d, int)]
+    return max(known) if len(known) == len(sizes) else None
