@@ -1,5 +1,6 @@
 """`skein compare`: a pretrained model on a text, with exact and with sketched attention."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,14 @@ from torch import Tensor
 from skeinformer.comparison.result import Comparison
 from skeinformer.comparison.run import compare, read_method
 from skeinformer.lab.contenders import has_budget, parse_all
-from skeinformer.lab.pretrained import Pretrained, first_tokens, load_model, load_text
+from skeinformer.lab.pretrained import (
+    Pretrained,
+    first_tokens,
+    load_any_model,
+    load_text,
+    long_positions,
+    position_embedding,
+)
 from skeinformer.records import Record, append, read
 from skeinformer.registry import check_count
 from skeinformer.report.compare import of_comparison
@@ -25,12 +33,12 @@ SAME = ("model", "text", "n", "method", "options", "samples", "tolerance", "seed
 class Compare:
     """Run a model on a text with exact and with sketched attention: errors of layers and heads, output, time.
 
-    Positions beyond the model's longest sequence begin anew: token i has the position i mod 512 in MiniLM, as in
-    `skein approx`; attention is over all tokens. What the records file already holds is not measured again.
+    Learned positions beyond the model's longest sequence begin anew: token i has the position i mod 512 in MiniLM, as
+    in `skein approx`; attention is over all tokens. What the records file already holds is not measured again.
     """
 
     model: str | None = None
-    """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
+    """A model of transformers or sentence-transformers, by name or folder. Default: the packaged MiniLM."""
     text: Path | None = None
     """A .txt file, or a .parquet file with a column `text`. Default: the Python language reference."""
     length: int = 4096
@@ -66,7 +74,7 @@ def run_compare(options: Compare, console: Console | None = None) -> Path:
     known = read(options.records) if options.records.exists() else []
     with _steps(console) as step:
         step("loading the model and the text")
-        pretrained = load_model(options.model)
+        pretrained = load_any_model(options.model)
         inputs = long_inputs(pretrained, first_tokens(load_text(options.text), options.length, pretrained.tokenizer))
     for contender in contenders:
         found = find(known, options, contender.spec)
@@ -92,17 +100,17 @@ def run_compare(options: Compare, console: Console | None = None) -> Path:
 
 
 def long_inputs(pretrained: Pretrained, tokens: Tensor) -> dict[str, Tensor]:
-    """Arguments of a BERT-style model for any number of tokens (n,); positions begin anew after its longest input."""
-    n = len(tokens)
-    embedding = pretrained.model.get_submodule("embeddings.position_embeddings")
-    first = getattr(embedding, "padding_idx", None)  # RoBERTa's positions begin after it
-    positions = torch.arange(n) % pretrained.chunk + (0 if first is None else first + 1)
-    return {
-        "input_ids": tokens[None],
-        "attention_mask": torch.ones(1, n, dtype=torch.long),
-        "token_type_ids": torch.zeros(1, n, dtype=torch.long),
-        "position_ids": positions[None],
-    }
+    """Arguments of a model for any number of tokens (n,).
+
+    Learned positions begin anew after its longest input; a model with others, as rotary ones, makes them itself.
+    """
+    n, taken = len(tokens), inspect.signature(pretrained.model.forward).parameters
+    inputs = {"input_ids": tokens[None], "attention_mask": torch.ones(1, n, dtype=torch.long)}
+    if "token_type_ids" in taken:
+        inputs["token_type_ids"] = torch.zeros(1, n, dtype=torch.long)
+    if "position_ids" in taken and position_embedding(pretrained.model) is not None:
+        inputs["position_ids"] = long_positions(pretrained, n)
+    return inputs
 
 
 def find(records: Sequence[Record], options: Compare, spec: str) -> Comparison | None:

@@ -5,8 +5,8 @@ much as it adds to the layer's output.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from skeinformer.lab.contenders import Contender, has_budget
 from skeinformer.lab.measure import frobenius_error, interleaved, quartiles, ratio
 from skeinformer.records import Record
 
+Needed = list[int | None]  # d of a whole layer, then of each head
 SCORES_AT_ONCE = 2**24  # of the rows whose entropy is taken
 
 
@@ -42,8 +43,8 @@ class Call:
 
     layer: str
     query: Tensor  # (b, h, n, p)
-    key: Tensor  # (b, h, n_k, p)
-    value: Tensor  # (b, h, n_k, p_v)
+    key: Tensor  # (b, h_kv, n_k, p)
+    value: Tensor  # (b, h_kv, n_k, p_v)
     key_mask: Tensor | None  # (b, n_k), True = real
     query_mask: Tensor | None  # (b, n)
     scale: float
@@ -52,8 +53,26 @@ class Call:
 
     def run(self, attention: Attention) -> Tensor:
         """(b, h, n, p_v)."""
-        output: Tensor = attention(self.query, self.key, self.value, key_mask=self.key_mask, query_mask=self.query_mask)
-        return output
+        return _heads([attention(query, self.key, self.value, **self._masks()) for query in self._queries()])
+
+    def certify(self, attention: Any) -> tuple[Tensor, Tensor]:
+        """The same output, and its error as the method estimates it, (b, h)."""
+        found = [attention.certify(query, self.key, self.value, **self._masks()) for query in self._queries()]
+        return _heads([output for output, _ in found]), _heads([info.error for _, info in found])
+
+    def repeated(self) -> "Call":
+        """With keys and values for each head of the queries."""
+        groups = self.query.shape[1] // self.key.shape[1]
+        key, value = ((x.repeat_interleave(groups, 1) if groups > 1 else x) for x in (self.key, self.value))
+        return replace(self, key=key, value=value)
+
+    def _queries(self) -> list[Tensor]:
+        """Those of each head of a group, (b, h_kv, n, p): a group shares its draws, as in a model."""
+        groups = self.query.shape[1] // self.key.shape[1]
+        return [self.query[:, group::groups] for group in range(groups)]
+
+    def _masks(self) -> dict[str, Tensor | None]:
+        return {"key_mask": self.key_mask, "query_mask": self.query_mask}
 
 
 class Side(Protocol):
@@ -83,20 +102,24 @@ class Missed(NamedTuple):
         """The relative error of all heads together."""
         return _quotients(self.missed.square().sum()[None], self.norm.square().sum()[None])[0]
 
+    def all(self) -> list[float]:
+        """Of the whole, then of each head."""
+        return [self.whole(), *self.heads()]
+
 
 @torch.no_grad()
 def measure_call(call: Call, plan: Plan) -> list[Record]:
     """A record for the whole layer, its head None, and one for each head."""
     exact = Softmax(head_dim=call.query.shape[-1], scale=call.scale).eval()
-    dtype = statistics_dtype(call.query)
-    query, key, value = (x.to(dtype) for x in (call.query, call.key, call.value))
+    full, dtype = call.repeated(), statistics_dtype(call.query)
+    query, key, value = (x.to(dtype) for x in (full.query, full.key, full.value))
     truth: Tensor = exact(query, key, value, key_mask=call.key_mask, query_mask=call.query_mask)
     norm = frobenius_error(torch.zeros_like(truth), truth, call.query_mask)  # (b, h)
     attention = call.make(plan.samples)
     true, estimated = measure_errors(call, attention, truth, norm)
-    whole_needed, heads_needed = samples_needed(call, plan, truth, norm)
-    entropy = mean_entropy(call, plan.entropy_rows)
-    seconds = interleaved({"exact": lambda: call.run(exact), "sketched": lambda: call.run(attention)}, plan.rounds)
+    needed, by_estimate = samples_needed(call, plan, truth, norm, (true, estimated))
+    entropy = mean_entropy(full, plan.entropy_rows)
+    seconds = interleaved({"exact": lambda: full.run(exact), "sketched": lambda: call.run(attention)}, plan.rounds)
     share = ratio(seconds["sketched"], seconds["exact"])
     common: Record = {
         "layer": call.layer,
@@ -114,59 +137,60 @@ def measure_call(call: Call, plan: Plan) -> list[Record]:
         "ratio_q75": share.q75,
     }
 
-    def row(head: int | None, error: float, estimate: float | None, entropy: float, needed: int | None) -> Record:
-        return {
+    estimates = [None] * (1 + len(entropy)) if estimated is None else estimated.all()
+    entropies = [sum(entropy) / len(entropy), *entropy]
+    columns = zip(true.all(), estimates, entropies, needed, by_estimate, strict=True)
+    return [
+        {
             **common,
-            "head": head,
+            "head": head - 1 if head else None,
             "error": error,
             "estimate": estimate,
-            "entropy": entropy,
-            **(time if head is None else dict.fromkeys(time)),
+            "entropy": nats,
+            **(dict.fromkeys(time) if head else time),
             "safe": error <= plan.tolerance,
-            "samples_needed": needed,
+            "samples_needed": least,
+            "samples_estimated": chosen,
         }
-
-    estimates = [None] * len(entropy) if estimated is None else estimated.heads()
-    estimate = None if estimated is None else estimated.whole()
-    rows = [row(None, true.whole(), estimate, sum(entropy) / len(entropy), whole_needed)]
-    of_heads = zip(true.heads(), estimates, entropy, heads_needed, strict=True)
-    return rows + [row(head, *values) for head, values in enumerate(of_heads)]
+        for head, (error, estimate, nats, least, chosen) in enumerate(columns)
+    ]
 
 
 def measure_errors(call: Call, attention: Attention, truth: Tensor, norm: Tensor) -> tuple[Missed, Missed | None]:
     """The true error of the method's output, and its own estimate where it has one."""
-    certify = getattr(attention, "certify", None)
-    if certify is None:
+    if not hasattr(attention, "certify"):
         return Missed(frobenius_error(call.run(attention), truth, call.query_mask), norm), None
-    output, info = certify(call.query, call.key, call.value, key_mask=call.key_mask, query_mask=call.query_mask)
-    return Missed(frobenius_error(output, truth, call.query_mask), norm), Missed(info.error.double() * norm, norm)
+    output, error = call.certify(attention)
+    return Missed(frobenius_error(output, truth, call.query_mask), norm), Missed(error.double() * norm, norm)
 
 
-def samples_needed(call: Call, plan: Plan, truth: Tensor, norm: Tensor) -> tuple[int | None, list[int | None]]:
-    """The smallest power of two d whose estimated error meets the tolerance: of the whole layer, and of each head.
+def samples_needed(
+    call: Call, plan: Plan, truth: Tensor, norm: Tensor, at_budget: tuple[Missed, Missed | None]
+) -> tuple[Needed, Needed]:
+    """The smallest d whose true error meets the tolerance, and the one that the method's estimate alone would choose.
 
-    A method without an estimate is judged by its true error. Where no d below the number of real keys will do, that
-    number if the method is exact there, else None; None too for a method that has no budget.
+    Of the powers of two and the budget, and for what is not safe at the budget of those above it. Each of the whole
+    layer, then of its heads. Where no d below the number of real keys will do, that number if the method is exact
+    there, else None; None too for a method that has no budget, or no estimate.
     """
-    heads: list[int | None] = [None] * call.query.shape[1]
-    whole: int | None = None
+    true, estimated = at_budget
+    needed: Needed = [None] * len(true.all())
+    chosen: Needed = list(needed)
     if not has_budget(plan.contender):
-        return whole, heads
+        return needed, chosen
+    least = [1 if error <= plan.tolerance else plan.samples for error in true.all()]
     keys = call.key.shape[-2] if call.key_mask is None else int(call.key_mask.sum(-1).max())
-    d = 1
-    while d < keys and (whole is None or None in heads):
-        true, estimated = measure_errors(call, call.make(d), truth, norm)
-        judged = true if estimated is None else estimated
-        heads = [
-            d if old is None and error <= plan.tolerance else old
-            for old, error in zip(heads, judged.heads(), strict=True)
-        ]
-        if whole is None and judged.whole() <= plan.tolerance:
-            whole = d
-        d *= 2
+    for d in sorted({plan.samples, *(2**i for i in range(keys.bit_length()))}):
+        if d >= keys or (None not in needed and (estimated is None or None not in chosen)):
+            break
+        true, estimate = at_budget if d == plan.samples else measure_errors(call, call.make(d), truth, norm)
+        needed = _first(needed, true.all(), d, plan.tolerance, least)
+        if estimate is not None:
+            chosen = _first(chosen, estimate.all(), d, plan.tolerance)
     if METHODS[plan.contender.method].exact == "d >= m":
-        return whole or keys, [old or keys for old in heads]
-    return whole, heads
+        needed = [old or keys for old in needed]
+        chosen = [old or keys for old in chosen] if estimated is not None else chosen
+    return needed, chosen
 
 
 def mean_entropy(call: Call, rows: int) -> list[float]:
@@ -194,6 +218,17 @@ def mean_entropy(call: Call, rows: int) -> list[float]:
         return [0.0] * h
     found: list[float] = torch.stack(means).mean(0).tolist()
     return found
+
+
+def _first(known: Needed, errors: list[float], d: int, tolerance: float, least: list[int] | None = None) -> Needed:
+    """d where it meets the tolerance, is not below `least`, and no smaller one is known."""
+    rows = zip(known, errors, least or [1] * len(known), strict=True)
+    return [d if old is None and error <= tolerance and d >= bound else old for old, error, bound in rows]
+
+
+def _heads(groups: list[Tensor]) -> Tensor:
+    """Heads in the order of the queries, of what was computed for each head of a group."""
+    return groups[0] if len(groups) == 1 else torch.stack(groups, 2).flatten(1, 2)
 
 
 def _quotients(missed: Tensor, norm: Tensor) -> list[float]:

@@ -14,8 +14,8 @@ NAMES = ("last_hidden_state", "logits", "pooler_output")
 LOGITS = "logits"
 
 
-def tensors_of(result: Any) -> dict[str, Tensor]:
-    """The tensors of numbers that a model returns, by name. A bare one is "output", or logits if it is (b, classes)."""
+def tensors_of(result: Any, logits: bool = False) -> dict[str, Tensor]:
+    """The tensors of numbers that a model returns, by name. One without a name is "output", or logits if it is told."""
     if isinstance(result, Mapping):
         found = {name: x for name, x in result.items() if _is_numbers(x)}
         named = {name: found[name] for name in NAMES if name in found}
@@ -23,7 +23,7 @@ def tensors_of(result: Any) -> dict[str, Tensor]:
     candidates = result if isinstance(result, tuple | list) else [result]
     for x in candidates:
         if _is_numbers(x):
-            return {LOGITS if x.dim() == 2 else "output": x}
+            return {LOGITS if logits else "output": x}
     return {}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skeinformer.records import Record
-from skeinformer.report.compare import LAYER_COLUMNS, sentences
+from skeinformer.report.compare import LAYER_COLUMNS, sentences, verdicts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,13 +27,13 @@ class Comparison:
 
     @property
     def safe(self) -> tuple[str, ...]:
-        """Names of the layers whose error is at most the tolerance."""
-        return tuple(str(r["layer"]) for r in self.layers if r["head"] is None and r["safe"])
+        """Names of the layers whose error is at most the tolerance, at every call."""
+        return tuple(verdicts(self.layers)[0])
 
     @property
     def unsafe(self) -> tuple[str, ...]:
         """Names of the others."""
-        return tuple(str(r["layer"]) for r in self.layers if r["head"] is None and not r["safe"])
+        return tuple(verdicts(self.layers)[1])
 
     def records(self) -> list[Record]:
         """Flat records of the kinds compare_layer and compare_model."""
@@ -49,6 +49,7 @@ class Comparison:
             return
         from rich import box
         from rich.console import Console
+        from rich.segment import Segments
         from rich.table import Table
         from rich.text import Text
 
@@ -63,7 +64,7 @@ class Comparison:
                 if whole and heads and table.row_count:
                     table.add_section()
                 table.add_row(*(Text(column.show(record)) for column in columns))
-        console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
-        console.print(table)
+        width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+        console.print(Segments(console.render(table, console.options.update(width=width))), crop=False)
         for sentence in sentences(self.whole, self.layers):
             console.print(sentence, markup=False, soft_wrap=True)

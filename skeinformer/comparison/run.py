@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skeinformer.comparison.inputs import call_model, real_rows, seeded, warn_of_padding
 from skeinformer.comparison.layers import Call, Plan, Side, measure_call
 from skeinformer.comparison.outputs import compare_outputs, tensors_of
 from skeinformer.comparison.result import Comparison
@@ -16,8 +17,9 @@ from skeinformer.comparison.torch_models import TorchLayers
 from skeinformer.convert import attention_layers, preserved
 from skeinformer.lab.contenders import Contender, has_budget, parse
 from skeinformer.lab.measure import interleaved, quartiles, ratio
-from skeinformer.records import Record, machine
+from skeinformer.records import Record, Value, machine
 from skeinformer.registry import check_count, check_number
+from skeinformer.report.compare import verdicts
 
 OnStep = Callable[[str], None]
 
@@ -32,6 +34,7 @@ def compare(
     rounds: int = 5,
     entropy_rows: int = 256,
     mask: Tensor | None = None,
+    logits: bool = False,
     seed: int = 0,
     name: str | None = None,
     text: str = "",
@@ -48,9 +51,10 @@ def compare(
 
     Per layer and head, on the queries, keys and values of the exact run: the true relative error, the method's own
     estimate of it, the mean entropy of `entropy_rows` attention rows, the time of both in interleaved rounds, and the
-    smallest power of two d whose estimate is at most `tolerance`. A layer is safe if its error at d is at most that.
+    d with which the error would be at most `tolerance`. A layer is safe if its error at the budget is at most that.
     For the whole model: how far the outputs are apart, over the rows that are real by `mask` (b, n), True = real
-    (found in the inputs where they have an attention_mask or src_key_padding_mask), and the ratio of times.
+    (found in the inputs where they have an attention_mask or src_key_padding_mask, and for the output of a decoder
+    only its own), and the ratio of times. `logits` says that an output without a name is logits.
     With `show` the result is printed too.
     """
     contender, samples, given = read_method(method, budget, options)
@@ -59,7 +63,6 @@ def compare(
     for argument, count in (("rounds", rounds), ("entropy_rows", entropy_rows)):
         check_count(argument, count)
     plan = Plan(contender, samples, tolerance, rounds, entropy_rows)
-    mask = real_rows(inputs) if mask is None else mask
     common: Record = {
         "model": name or type(model).__name__,
         "text": text,
@@ -74,10 +77,10 @@ def compare(
     layers: list[Record] = []
 
     def observe(call: Call) -> None:
-        index = len({record["index"] for record in layers})
-        on_step(f"layer {index}: {call.layer}")
-        found = measure_call(call, plan)
-        layers.extend({"kind": "compare_layer", **common, "index": index, **record} for record in found)
+        before = [record["layer"] for record in layers if record["head"] is None]
+        place: Record = {"index": len(before), "call": 1 + before.count(call.layer)}
+        on_step(f"layer {len(before)}: {call.layer}")
+        layers.extend({"kind": "compare_layer", **common, **place, **record} for record in measure_call(call, plan))
 
     with ExitStack() as stack:
         sides = stack.enter_context(arranged(model, contender.method, samples, seed, given))
@@ -90,7 +93,7 @@ def compare(
             reasons = "; ".join(f"{layer}: {reason}" for layer, reason in left.items()) or "it has none that we know"
             raise ValueError(f"no attention layer of {type(model).__name__} would be sketched: {reasons}")
         on_step("the whole model")
-        whole = compare_runs(model, inputs, sides, mask, rounds)
+        whole = compare_runs(model, inputs, sides, mask, rounds, logits)
     shown = "; ".join(f"{layer}: {reason}" for layer, reason in left.items())
     record: Record = {"kind": "compare_model", **common, **summarize(layers), **whole, "rounds": rounds, "left": shown}
     result = Comparison(tuple(layers), {**record, **machine()}, left)
@@ -108,32 +111,13 @@ def read_method(method: str, budget: int, options: Mapping[str, Any]) -> tuple[C
     return contender, samples, given
 
 
-def real_rows(inputs: Any) -> Tensor | None:
-    """Which tokens are real, (b, n), where the inputs are named and say so."""
-    if not isinstance(inputs, Mapping):
-        return None
-    for name, real in (("attention_mask", True), ("src_key_padding_mask", False)):
-        found = inputs.get(name)
-        if isinstance(found, Tensor) and found.dim() == 2:
-            return (found != 0) == real
-    return None
-
-
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    """The model on a dict, a tuple or a single argument."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
-
-
 @contextmanager
 def arranged(model: nn.Module, method: str, samples: int, seed: int, options: dict[str, Any]) -> Iterator[list[Side]]:
     """What changes the attention layers of a model, in evaluation mode; afterwards all is as it was."""
     modes = [(module, module.training) for module in model.modules()]
     sides: list[Side] = []
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        torch.manual_seed(seed)
+        stack.enter_context(seeded((x.device for x in (*model.parameters(), *model.buffers())), seed))
         stack.enter_context(preserved(model))
         model.eval()
         if attention_layers(model)[0]:
@@ -151,7 +135,9 @@ def arranged(model: nn.Module, method: str, samples: int, seed: int, options: di
                 module.training = training
 
 
-def compare_runs(model: nn.Module, inputs: Any, sides: list[Side], mask: Tensor | None, rounds: int) -> Record:
+def compare_runs(
+    model: nn.Module, inputs: Any, sides: list[Side], mask: Tensor | None, rounds: int, logits: bool
+) -> Record:
     """The whole model, exact and sketched: outputs and times."""
 
     def exact() -> None:
@@ -163,9 +149,13 @@ def compare_runs(model: nn.Module, inputs: Any, sides: list[Side], mask: Tensor 
             side.sketched()
 
     exact()
-    expected = tensors_of(call_model(model, inputs))
+    returned = call_model(model, inputs)
+    expected = tensors_of(returned, logits)
+    mask = real_rows(model, inputs, returned) if mask is None else mask
+    if mask is None and expected:
+        warn_of_padding(model, inputs, next(iter(expected.values())))
     sketched()
-    found = tensors_of(call_model(model, inputs))
+    found = tensors_of(call_model(model, inputs), logits)
     changed = compare_outputs(expected, found, mask)
     run = {"exact": lambda: call_model(model, inputs), "sketched": lambda: call_model(model, inputs)}
     seconds = interleaved(run, rounds, setup={"exact": exact, "sketched": sketched})
@@ -183,11 +173,15 @@ def compare_runs(model: nn.Module, inputs: Any, sides: list[Side], mask: Tensor 
 def summarize(layers: list[Record]) -> Record:
     """Of all layers: how many are safe, and the d that each of them needs at most."""
     whole = [record for record in layers if record["head"] is None]
-    needed = [record["samples_needed"] for record in whole]
-    known = [d for d in needed if isinstance(d, int)]
+    safe, unsafe = verdicts(whole)
     return {
         "n": max(int(record["n"] or 0) for record in whole),
-        "layers": len(whole),
-        "layers_safe": sum(record["safe"] is True for record in whole),
-        "samples_needed": max(known) if len(known) == len(needed) else None,
+        "layers": len(safe) + len(unsafe),
+        "layers_safe": len(safe),
+        **{name: _largest([record[name] for record in whole]) for name in ("samples_needed", "samples_estimated")},
     }
+
+
+def _largest(sizes: list[Value]) -> int | None:
+    known = [d for d in sizes if isinstance(d, int)]
+    return max(known) if len(known) == len(sizes) else None

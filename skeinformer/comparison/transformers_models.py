@@ -31,7 +31,7 @@ class TransformersLayers:
             raise ValueError(f"{method!r} cannot stand in for the attention of a model of transformers: {reason}")
         self.models = outermost(model)
         self.names = {module: name for name, module in model.named_modules()}
-        self.before = [x.config._attn_implementation for x in self.models]
+        self.before = implementations(model)
         kept = tuple((name, tuple(x) if isinstance(x, list) else x) for name, x in sorted(options.items()))
         exact = exact_at_all_keys(method)
         self.settings = Settings(method, samples, seed, False, kept, option_names(method), exact)
@@ -39,8 +39,8 @@ class TransformersLayers:
 
     def exact(self) -> None:
         """As the models were, or by transformers' own kernel if they were sketched."""
-        for model, name in zip(self.models, self.before, strict=True):
-            model.set_attn_implementation("sdpa" if str(name).startswith("skein") else name)
+        for config, name in self.before:
+            config._attn_implementation_internal = "sdpa" if str(name).startswith("skein") else name
 
     def sketched(self) -> None:
         """All layers that can be, by the method."""
@@ -79,23 +79,13 @@ class TransformersLayers:
             mask = None if padding is None else padding.expand(len(query), -1)
             elsewhere = huggingface.attends_elsewhere(module, query, key)
             layer = getattr(module, "layer_idx", None) or 0
-            groups, p = query.shape[1] // key.shape[1], query.shape[-1]
+            p = query.shape[-1]
 
             def make(d: int) -> Attention:
                 return huggingface.make(replace(self.settings, num_samples=d), (), p, scaling, layer).eval()
 
-            observe(
-                Call(
-                    name,
-                    query,
-                    key.repeat_interleave(groups, 1) if groups > 1 else key,
-                    value.repeat_interleave(groups, 1) if groups > 1 else value,
-                    mask,
-                    None if elsewhere else mask,
-                    1 / math.sqrt(p) if scaling is None else scaling,
-                    make,
-                )
-            )
+            scale = 1 / math.sqrt(p) if scaling is None else scaling
+            observe(Call(name, query, key, value, mask, None if elsewhere else mask, scale, make))
         rest = {"scaling": scaling, "is_causal": is_causal, **kwargs}
         return attention_forward(EXACT, module, query, key, value, attention_mask, **rest)
 
@@ -107,11 +97,22 @@ def outermost(model: nn.Module) -> list[PreTrainedModel]:
     return [found for child in model.children() for found in outermost(child)]
 
 
+def implementations(model: nn.Module) -> list[tuple[Any, Any]]:
+    """Every configuration in `model`, those of parts included, and the attention that it names."""
+    found: dict[int, Any] = {}
+    left: list[Any] = [x.config for x in model.modules() if isinstance(x, PreTrainedModel)]
+    while left:
+        config = left.pop()
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            left += [getattr(config, name, None) for name in config.sub_configs]
+    return [(config, config._attn_implementation) for config in found.values()]
+
+
 @contextmanager
 def registered(model: nn.Module) -> Iterator[None]:
     """Afterwards every configuration in `model` names the attention that it did, and our two names are gone."""
-    configs = {id(x.config): x.config for x in model.modules() if isinstance(x, PreTrainedModel)}
-    before = [(config, config._attn_implementation) for config in configs.values()]
+    before = implementations(model)
     try:
         yield
     finally:

@@ -6,7 +6,8 @@ embedding is the mean of the last hidden states, scaled to length 1. For every m
 embedding of the same passage; how many of the 1 and 10 nearest passages are the same where all passages are embedded by
 the sketch (recall); and the time of the whole model as a share of that with exact attention (torch's fused kernel).
 
-Embeddings are kept in a folder, a row as soon as it is computed: a run can be stopped, continued and extended.
+Embeddings are kept in a folder, each as soon as it is computed, by a digest of the model and one of all tokens of its
+passage: a run can be stopped, continued and extended, and never takes the embeddings of another text or other weights.
 """
 
 import hashlib
@@ -39,7 +40,19 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float32]
 
-KEYS = ("model", "text", "n", "passages", "seed", "method", "options", "samples", "threads")
+KEYS = (
+    "model",
+    "model_digest",
+    "text",
+    "passages_digest",
+    "n",
+    "passages",
+    "seed",
+    "method",
+    "options",
+    "samples",
+    "threads",
+)
 NEIGHBOURS = (1, 10)
 REST_OF_THE_MODEL = 2300  # its cost for a token of MiniLM, in scores of all heads; for the progress bar
 
@@ -77,6 +90,12 @@ class Source(NamedTuple):
 
     pretrained: Pretrained
     tokens: Tensor  # (passages, n)
+    model_digest: str
+
+    @property
+    def digests(self) -> list[str]:
+        """One of each passage, of all its tokens."""
+        return [hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in self.tokens]
 
     def embed(self, case: Case, index: int, seed: int = 0) -> Tensor:
         """The embedding of one passage, (width,)."""
@@ -112,7 +131,7 @@ def run_embeddings(options: Embeddings, console: "Console | None" = None) -> Pat
                 known.append(record)
         finally:
             source.pretrained.model.set_attn_implementation("sdpa")
-    show(options, cases, known, console)
+    show(options, source, cases, known, console)
     return options.records
 
 
@@ -134,7 +153,18 @@ def load_source(options: Embeddings) -> Source:
     pretrained = load_model(options.model)
     tokens = cut_passages(texts, pretrained.tokenizer, options.passages, options.length)
     huggingface.register(seed=options.seed)
-    return Source(pretrained, tokens)
+    return Source(pretrained, tokens, digest_model(pretrained))
+
+
+def digest_model(pretrained: Pretrained) -> str:
+    """A digest of what a model computes: its weights, configuration and positions, wherever its files lie."""
+    config = pretrained.model.config.to_dict()
+    about = {name: x for name, x in config.items() if name not in ("_name_or_path", "transformers_version")}
+    digest = hashlib.sha256(json.dumps([pretrained.chunk, about], sort_keys=True, default=str).encode())
+    for name, x in pretrained.model.state_dict().items():
+        digest.update(f"{name} {tuple(x.shape)}".encode())
+        digest.update(x.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def cut_passages(texts: Sequence[str], tokenizer: Any, count: int, n: int) -> Tensor:
@@ -170,31 +200,31 @@ def embedding_records(
 
     First all embeddings, kept in the cache; then the times, all methods in the same rounds.
     """
-    common = common_fields(options)
+    common, digests = common_fields(options, source), source.digests
     done = {key_of(record) for record in known if record.get("kind") == "embeddings"}
     left = [case for case in (EXACT, *cases) if key_of({**common, **case.fields}) not in done]
     if not left:
         return
     field = list(dict.fromkeys((EXACT, *left)))
     stores = {case: store_path(options, source, case) for case in field}
-    found = {case: load_rows(path, options.passages, source) for case, path in stores.items()}
-    missing = {case: np.flatnonzero(np.isnan(rows[: options.passages, 0])) for case, rows in found.items()}
+    found = {case: load_rows(path, source) for case, path in stores.items()}
+    missing = {case: [i for i, digest in enumerate(digests) if digest not in rows] for case, rows in found.items()}
     price = {case: options.length * (REST_OF_THE_MODEL + case.cost(options.length) / options.length) for case in field}
     total = sum(price[case] * (len(missing[case]) + options.rounds + 1) for case in field)
     work = Work(total, on_step)
     for case in field:
         for index in missing[case]:
             work.step(f"embeddings, {case}: passage {index + 1} of {options.passages}", price[case])
-            found[case][index] = source.embed(case, int(index), options.seed).numpy()
+            found[case][digests[index]] = source.embed(case, index, options.seed).numpy()
             save_rows(found[case], stores[case])
     seconds = time_passages(options, source, field, work, sum(price.values()))
-    exact = found[EXACT][: options.passages]
+    rows = {case: np.stack([found[case][digest] for digest in digests]) for case in field}
     for case in left:
         yield {
             "kind": "embeddings",
             **common,
             **case.fields,
-            **compare(found[case][: options.passages], exact),
+            **compare(rows[case], rows[EXACT]),
             **spread("seconds", quartiles(seconds[str(case)])),
             **spread("ratio", ratio(seconds[str(case)], seconds[str(EXACT)])),
             "rounds": options.rounds,
@@ -243,11 +273,13 @@ def recall(rows: "Array", exact: "Array", k: int) -> float:
     return float(np.mean([len(np.intersect1d(ours, theirs)) / k for ours, theirs in pairs]))
 
 
-def common_fields(options: Embeddings) -> Record:
+def common_fields(options: Embeddings, source: Source) -> Record:
     """The fields that all records of a study share."""
     return {
         "model": shown_name(options.model),
+        "model_digest": source.model_digest,
         "text": options.texts.name,
+        "passages_digest": hashlib.sha256(" ".join(source.digests).encode()).hexdigest()[:12],
         "n": options.length,
         "passages": options.passages,
         "seed": options.seed,
@@ -261,47 +293,53 @@ def key_of(record: Record) -> tuple[object, ...]:
 
 
 def store_path(options: Embeddings, source: Source, case: Case) -> Path:
-    """The file of a case's embeddings. Its name depends on all that they depend on, the first passage included."""
+    """The file of a case's embeddings. Its name depends on all that they depend on but the passages."""
     folder = options.cache or options.records.parent / "cache"
-    first = hashlib.sha256(source.tokens[0].numpy().tobytes()).hexdigest()
-    about = [options.model, options.length, first, case.contender.spec, case.samples, case != EXACT and options.seed]
+    about = [source.model_digest, case.contender.spec, case.samples, case != EXACT and options.seed]
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
     return folder / f"{case.contender.method}-{case.samples or 'all'}-{digest}.npy"
 
 
-def load_rows(path: Path, count: int, source: Source) -> "Array":
-    """The embeddings in the file, at least `count` rows; NaN where one is missing."""
-    width = int(source.pretrained.model.config.hidden_size)
-    rows: Array = np.full((0, width), np.nan, dtype=np.float32)
-    if path.exists():
-        try:
-            rows = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{path} is not a whole file of embeddings; delete it: {error}") from error
-        if rows.ndim != 2 or rows.shape[1] != width:
-            raise ValueError(f"{path} has the shape {rows.shape}, expected rows of {width}; delete it")
-    missing = np.full((max(0, count - len(rows)), width), np.nan, dtype=np.float32)
-    return np.concatenate([rows, missing])
+def load_rows(path: Path, source: Source) -> "dict[str, Array]":
+    """The embeddings in the file, by the digests of their passages."""
+    if not path.exists():
+        return {}
+    try:
+        table = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not a whole file of embeddings; delete it: {error}") from error
+    expected = row_dtype(int(source.pretrained.model.config.hidden_size))
+    if table.dtype != expected:
+        raise ValueError(f"{path} holds {table.dtype}, expected {expected}; delete it")
+    return {str(digest): row for digest, row in table}
 
 
-def save_rows(rows: "Array", path: Path) -> None:
+def save_rows(rows: "dict[str, Array]", path: Path) -> None:
     """Write the file whole, by another beside it that then takes its name."""
+    width = len(next(iter(rows.values())))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with unfinished.open("wb") as file:
-            np.save(file, rows, allow_pickle=False)
+            np.save(file, np.array(list(rows.items()), dtype=row_dtype(width)), allow_pickle=False)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def show(options: Embeddings, cases: Sequence[Case], records: Sequence[Record], console: "Console") -> None:
+def row_dtype(width: int) -> "np.dtype[np.void]":
+    """Of a row of a file: the passage's digest, and its embedding."""
+    return np.dtype([("passage", "U64"), ("embedding", np.float32, (width,))])
+
+
+def show(
+    options: Embeddings, source: Source, cases: Sequence[Case], records: Sequence[Record], console: "Console"
+) -> None:
     """Print a row for each case."""
     from rich import box
     from rich.table import Table
 
-    common = common_fields(options)
+    common = common_fields(options, source)
     found = {key_of(record): record for record in records if record.get("kind") == "embeddings"}
     title = f"{options.passages} passages of {options.length:,} tokens; means over passages, medians of rounds"
     table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)

@@ -9,7 +9,9 @@ and the text is the Python language reference that comes with Python itself.
 """
 
 import importlib
+import json
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial
@@ -169,14 +171,22 @@ def up_to_tokens(text: str, n: int, tokenizer: Any) -> Tensor:
         size *= 2
 
 
-@lru_cache(maxsize=2)
 def load_model(name: str | None = None) -> Pretrained:
     """A BERT-style model and its tokenizer in float32, by name or folder; None is the packaged MiniLM.
 
     A folder is loaded without any request to a network.
     """
+    pretrained = load_any_model(name)
+    self_attention(pretrained.model, 0)
+    return pretrained
+
+
+@lru_cache(maxsize=2)
+def load_any_model(name: str | None = None) -> Pretrained:
+    """The same for any model of transformers that takes tokens, or one of sentence-transformers."""
     source = str(minilm_folder()) if name is None else name
     local = Path(source).is_dir()
+    source = str(_transformer_folder(Path(source))) if local else source
     with _quiet():
         from transformers import AutoModel, AutoTokenizer
 
@@ -185,10 +195,9 @@ def load_model(name: str | None = None) -> Pretrained:
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"cannot load the model {source!r}: {error}\nExpected the name of a BERT-style model that can be "
-                "downloaded, or a folder with config.json, model.safetensors and the tokenizer's files."
+                f"cannot load the model {source!r}: {error}\nExpected the name of a model that can be downloaded, or a "
+                "folder with config.json, model.safetensors and the tokenizer's files."
             ) from error
-    self_attention(model, 0)
     model.requires_grad_(False).eval()
     return Pretrained(model, tokenizer, min(_num_positions(model), int(tokenizer.model_max_length)))
 
@@ -239,14 +248,30 @@ def self_attention(model: nn.Module, layer: int) -> Any:
     return found[layer]
 
 
+def position_embedding(model: nn.Module) -> nn.Embedding | None:
+    """The learned embedding of positions, which is as long as the longest sequence; None where there is none."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding):
+            return module
+    return None
+
+
 def _num_positions(model: Any) -> int:
     """The longest sequence that has a position for every token. RoBERTa's positions begin after its padding index."""
-    return int(model.config.max_position_embeddings) - _first_position(model)
+    return int(getattr(model.config, "max_position_embeddings", sys.maxsize)) - _first_position(model)
 
 
-def _first_position(model: Any) -> int:
-    padding = getattr(getattr(model.embeddings, "position_embeddings", None), "padding_idx", None)
+def _first_position(model: nn.Module) -> int:
+    padding = getattr(position_embedding(model), "padding_idx", None)
     return 0 if padding is None else int(padding) + 1
+
+
+def _transformer_folder(folder: Path) -> Path:
+    """Where the files of the transformer lie: in models of sentence-transformers it may be a folder inside."""
+    modules = folder / "modules.json"
+    if (folder / "config.json").exists() or not modules.exists():
+        return folder
+    return folder / str(json.loads(modules.read_text(encoding="utf-8"))[0]["path"])
 
 
 def column_and_value(item: str) -> tuple[str, str]:

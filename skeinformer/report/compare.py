@@ -15,7 +15,7 @@ LAYER_COLUMNS = (
     Column("method", label),
     Column("d", lambda r: count(r.get("samples")), field="samples"),
     Column("n", lambda r: count(r.get("n")), field="n"),
-    Column("layer", lambda r: str(r.get("layer"))),
+    Column("layer", lambda r: shown_layer(r)),
     Column("head", lambda r: "all" if r.get("head") is None else str(r.get("head")), field="head"),
     Column("true error", lambda r: number(r.get("error")), field="error"),
     Column("estimated error", lambda r: number(r.get("estimate")), field="estimate"),
@@ -30,6 +30,7 @@ LAYER_COLUMNS = (
     ),
     Column("safe", lambda r: "yes" if r.get("safe") else "no"),
     Column("d needed", lambda r: count(r.get("samples_needed")), field="samples_needed"),
+    Column("d by estimate", lambda r: count(r.get("samples_estimated")), field="samples_estimated"),
 )
 MODEL_COLUMNS = (
     Column("model", lambda r: str(r.get("model"))),
@@ -55,15 +56,16 @@ MODEL_COLUMNS = (
     ),
     Column("safe layers", lambda r: f"{r.get('layers_safe')} of {r.get('layers')}", field="layers_safe"),
     Column("d needed", lambda r: count(r.get("samples_needed")), field="samples_needed"),
+    Column("d by estimate", lambda r: count(r.get("samples_estimated")), field="samples_estimated"),
 )
 LEGEND = (
     "Error: |R - BV| / |BV| in the Frobenius norm, of a head or of all heads of a layer together, on the queries, keys "
     "and values of the exact run. Estimated error: what the method itself reports. Entropy: of exact attention rows, "
-    "mean, in nats; log n where attention is flat. Safe: the true error is at most the tolerance. d needed: the "
-    "smallest power of two whose estimated error (true, where the method has no estimate) is at most the tolerance; "
-    "all keys where no smaller one will do. Cosine: of the rows that the exact and the sketched model return, mean and "
-    "least; pooled: of the mean over rows, least of all inputs. Change: of the output, relative. Times: median and "
-    "quartiles of interleaved rounds."
+    "mean, in nats; log n where attention is flat. Safe: the true error at d is at most the tolerance. d needed: the "
+    "smallest power of two, or d itself, whose true error is at most the tolerance, and above d what is not safe at d; "
+    "all keys where no smaller one will do. d by estimate: what the method's own estimate alone would choose. Cosine: "
+    "of the rows that the exact and the sketched model return, mean and least; pooled: of the mean over rows, least of "
+    "all inputs. Change: of the output, relative. Times: median and quartiles of interleaved rounds."
 )
 
 
@@ -105,21 +107,38 @@ def sentences(whole: Record, records: Sequence[Record]) -> list[str]:
         found.append(
             f"Logits change by {mean} on average and {largest} at most; the largest is the same in {same} of the rows."
         )
-    safe = [str(r.get("layer")) for r in layers if r.get("safe")]
-    unsafe = [str(r.get("layer")) for r in layers if not r.get("safe")]
+    safe, unsafe = verdicts(layers)
     verdict = [f"safe: {listed(safe)}"] if safe else []
     verdict += [f"not safe: {listed(unsafe)}"] if unsafe else []
     found.append(f"Error of at most {tolerance}{at}: {'; '.join(verdict)}.")
     if whole.get("samples_needed") is not None:
         each = [
-            f"{d:,} for {listed([str(r.get('layer')) for r in layers if r.get('samples_needed') == d])}"
+            f"{d:,} for {listed([shown_layer(r) for r in layers if r.get('samples_needed') == d])}"
             for d in distinct(layers, "samples_needed")
         ]
         needed = count(whole.get("samples_needed"))
-        found.append(f"Estimated to meet {tolerance} in every layer: d = {needed} ({'; '.join(each)}).")
+        chosen = count(whole.get("samples_estimated"))
+        estimate = f" Its own estimate would choose {chosen}." if chosen else ""
+        found.append(f"To meet {tolerance} in every layer: d = {needed} ({'; '.join(each)}).{estimate}")
     if whole.get("left"):
         found.append(f"Exact in both: {whole.get('left')}.")
     return found
+
+
+def verdicts(records: Sequence[Record]) -> tuple[list[str], list[str]]:
+    """Names of the layers that are safe, and of the others: a layer that is called several times if every call is."""
+    safe: dict[str, bool] = {}
+    for record in records:
+        if record.get("head") is None:
+            name = str(record.get("layer"))
+            safe[name] = safe.get(name, True) and bool(record.get("safe"))
+    return [name for name in safe if safe[name]], [name for name in safe if not safe[name]]
+
+
+def shown_layer(record: Record) -> str:
+    """The layer's name, with the number of the call where it is not the first."""
+    name, call = str(record.get("layer")), record.get("call")
+    return f"{name} (call {call})" if isinstance(call, int) and call > 1 else name
 
 
 def of_comparison(record: Record, whole: Record) -> bool:

@@ -17,6 +17,7 @@ CELL = (
     "steps",
     "batch",
     "learning_rate",
+    "test_examples",
     "method",
     "options",
     "samples",

@@ -1,6 +1,7 @@
 """`skein compare` end to end: tables, records, a run that goes on, and the page."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 pytest.importorskip("transformers", reason="needs the extra `lab`")
 pytest.importorskip("rich", reason="needs the extra `lab`")
 
+import transformers
 from rich.console import Console
 
 from skeinformer import cli
@@ -86,6 +88,35 @@ def test_positions_begin_anew() -> None:
     inputs = long_inputs(pretrained, torch.arange(1300) % 100)
     assert inputs["position_ids"][0, [0, 511, 512, 1299]].tolist() == [0, 511, 0, 1299 - 1024]
     assert pretrained.model(**inputs).last_hidden_state.shape == (1, 1300, 384)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "distilbert": {"dim": 16, "hidden_dim": 16, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 32},
+    "xlm-roberta": {"max_position_embeddings": 34, "pad_token_id": 1},
+    "modernbert": {"global_attn_every_n_layers": 1, "max_position_embeddings": 32},
+    "eurobert": {"num_key_value_heads": 1, "max_position_embeddings": 32},
+}
+
+
+@pytest.mark.parametrize("folder", ["", "0_Transformer"])
+@pytest.mark.parametrize("kind", list(OTHERS))
+def test_models_of_other_kinds(kind: str, folder: str, tmp_path: Path) -> None:
+    """Learned positions, rotary ones, with and without token types; alone, or in a folder of sentence-transformers."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    common = {"vocab_size": 30522, "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    options = {**({} if kind == "distilbert" else sizes), **common, **OTHERS[kind]}
+    auto: Any = transformers.AutoModel
+    auto.from_config(transformers.AutoConfig.for_model(kind, **options)).save_pretrained(tmp_path / "m" / folder)
+    load_model(None).tokenizer.save_pretrained(tmp_path / "m" / folder)
+    if folder:
+        part = {"idx": 0, "name": "0", "path": folder, "type": "sentence_transformers.models.Transformer"}
+        (tmp_path / "m" / "modules.json").write_text(json.dumps([part]))
+    run_compare(
+        Compare(model=str(tmp_path / "m"), **{**TINY, "methods": ("cluster",)}, records=tmp_path / "r.jsonl"), console()
+    )
+    whole = read(tmp_path / "r.jsonl")[-1]
+    assert (whole["kind"], whole["model"], whole["n"], whole["layers"]) == ("compare_model", "m", 48, 1)
+    assert 0 < float(whole["cosine"] or 0) < 1
 
 
 @pytest.mark.parametrize(

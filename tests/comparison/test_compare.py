@@ -85,8 +85,8 @@ def _examples(entropy: Tensor, mask: Tensor | None) -> list[tuple[Tensor, Any]]:
     return [(entropy[i].mean(), None) if mask is None else (entropy[i], mask[i]) for i in range(len(entropy))]
 
 
-def test_the_d_that_is_needed_is_decided_by_the_estimate() -> None:
-    n = 400
+def test_the_d_that_is_needed_is_decided_by_the_true_error() -> None:
+    n, budget = 400, 6
     model, x = OneLayer().eval(), 2 * torch.randn(1, n, WIDTH)
     q, k, v = heads_of(model, x)
 
@@ -99,21 +99,37 @@ def test_the_d_that_is_needed_is_decided_by_the_estimate() -> None:
 
     true, estimated = errors(8)
     tolerance = (true[0] + estimated[0]) / 2  # of truth and estimate at d = 8, one meets it and one does not
-    ladder = {d: errors(d)[1] for d in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
-    result = compare(model, x, "cluster", tolerance=tolerance, **FAST)
+    ladder = {d: errors(d) for d in (1, 2, 4, 6, 8, 16, 32, 64, 128, 256)}
+    result = compare(model, x, "cluster", tolerance=tolerance, rounds=1, budget=budget)
     for head in range(HEADS):
-        enough = [d for d, found in ladder.items() if found[head] <= tolerance]
-        assert rows(result, head)[0]["samples_needed"] == (enough[0] if enough else n)
-    assert result.whole["samples_needed"] == rows(result)[0]["samples_needed"]
-    assert rows(compare(model, x, "cluster", tolerance=1e-9, **FAST))[0]["samples_needed"] == n
+        (record,) = rows(result, head)
+        least = 1 if record["safe"] else budget + 1
+        enough = [d for d, found in ladder.items() if found[0][head] <= tolerance and d >= least]
+        assert record["samples_needed"] == (enough[0] if enough else n)
+        chosen = [d for d, found in ladder.items() if found[1][head] <= tolerance]
+        assert record["samples_estimated"] == (chosen[0] if chosen else n)
+    for name in ("samples_needed", "samples_estimated"):
+        assert result.whole[name] == rows(result)[0][name]
+        assert rows(compare(model, x, "cluster", tolerance=1e-9, **FAST))[0][name] == n
+
+
+@pytest.mark.parametrize("method", ["skeinformer:num_pilots=4", "performer"])
+def test_safe_and_the_d_that_is_needed_do_not_contradict_each_other(method: str) -> None:
+    """Errors of single draws do not fall steadily with d, and estimates are off: no row may say both."""
+    model, x = OneLayer().eval(), 3 * torch.randn(1, 64, WIDTH)
+    for tolerance in (0.2, 0.4, 0.6, 0.8, 1.0):
+        for budget in (7, 16, 100):
+            for record in compare(model, x, method, tolerance=tolerance, budget=budget, rounds=1, show=False).layers:
+                needed = record["samples_needed"] or math.inf
+                assert (needed <= budget) == record["safe"]
 
 
 def test_methods_without_estimate_or_budget() -> None:
     model, x = OneLayer(), torch.randn(1, N, WIDTH)
     (vmean,) = rows(compare(model, x, "vmean", **FAST))
-    assert vmean["estimate"] is vmean["samples_needed"] is vmean["samples"] is None
+    assert vmean["estimate"] is vmean["samples_needed"] is vmean["samples_estimated"] is vmean["samples"] is None
     (performer,) = rows(compare(model, x, "performer", tolerance=0.9, **FAST))
-    assert performer["estimate"] is None
+    assert performer["estimate"] is performer["samples_estimated"] is None
     needed = performer["samples_needed"]
     assert isinstance(needed, int)
     q, k, v = heads_of(model, x)
@@ -124,7 +140,8 @@ def test_methods_without_estimate_or_budget() -> None:
 def test_the_model_as_a_whole() -> None:
     model, x = OneLayer().eval(), 3 * torch.randn(4, N, WIDTH)
     exact = model(x)
-    result = compare(model, x, "skeinformer", **FAST)
+    result = compare(model, x, "skeinformer", logits=True, **FAST)
+    assert compare(model, x, "skeinformer", **FAST).whole["argmax_agreement"] is None
     convert(model, "skeinformer", budget=6)
     exact, sketched, whole = exact.detach(), model(x).detach(), result.whole
     assert whole["output"] == "logits"
@@ -204,8 +221,14 @@ def test_what_stays_exact_is_named() -> None:
 def test_a_shared_layer_is_measured_at_each_call() -> None:
     shared = nn.TransformerEncoderLayer(WIDTH, HEADS, 16, batch_first=True)
     model = nn.Sequential(shared, shared)
-    result = compare(model, torch.randn(1, N, WIDTH), **FAST)
-    assert [(record["layer"], record["index"]) for record in rows(result)] == [("0.self_attn", 0), ("0.self_attn", 1)]
+    x = torch.randn(1, N, WIDTH)
+    result = compare(model, x, **FAST)
+    calls = [(record["layer"], record["index"], record["call"]) for record in rows(result)]
+    assert calls == [("0.self_attn", 0, 1), ("0.self_attn", 1, 2)]
+    first, second = sorted(float(record["error"] or 0) for record in rows(result))
+    both, one = (compare(model, x, tolerance=t, **FAST) for t in (second + 1e-6, (first + second) / 2))
+    assert (both.safe, both.unsafe, both.whole["layers"], both.whole["layers_safe"]) == (("0.self_attn",), (), 1, 1)
+    assert (one.safe, one.unsafe, one.whole["layers"], one.whole["layers_safe"]) == ((), ("0.self_attn",), 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +273,9 @@ def test_the_table_names_layers_heads_and_verdict() -> None:
     text = console.file.getvalue()
     lines = [line.split() for line in text.splitlines()]
     assert [line[:2] for line in lines if line[:1] == ["attention"]] == [["attention", x] for x in ("all", "0", "1")]
-    assert f"Estimated to meet {'1.0e-06'} in every layer: d = {N} ({N} for attention)." in text
+    assert f"To meet 1.0e-06 in every layer: d = {N} ({N} for attention). Its own estimate would choose {N}." in text
+    assert console.width == 60  # the caller's console is as it was, and the table is not cut
+    assert all(line[-2:] == [f"{N}", f"{N}"] for line in lines if line[:1] == ["attention"])
     assert "not safe: attention" in text
     console = pytest.importorskip("rich.console").Console(file=io.StringIO(), highlight=False, _environ={})
     result.print(console, heads=False)

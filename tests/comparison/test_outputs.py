@@ -16,7 +16,7 @@ B, N, WIDTH = 3, 5, 4
     ("result", "names"),
     [
         (torch.randn(B, N, WIDTH), ["output"]),
-        (torch.randn(B, WIDTH), ["logits"]),
+        (torch.randn(B, WIDTH), ["output"]),  # logits, sentence embeddings, or an encoder's rows: nothing tells
         (torch.randn(B), ["output"]),
         ((torch.arange(3), None, torch.randn(B, N, WIDTH)), ["output"]),
         ({"pooler_output": torch.randn(B, 2), "last_hidden_state": torch.randn(B, N, 2)}, ["last_hidden_state"]),
@@ -27,6 +27,11 @@ B, N, WIDTH = 3, 5, 4
 )
 def test_the_main_output_comes_first(result: Any, names: list[str]) -> None:
     assert list(tensors_of(result))[:1] == names
+
+
+def test_logits_without_a_name_are_logits_if_one_says_so() -> None:
+    assert list(tensors_of(torch.randn(B, WIDTH), logits=True)) == ["logits"]
+    assert list(tensors_of({"embedding": torch.randn(B, WIDTH)}, logits=True)) == ["embedding"]
 
 
 def test_rows_pooled_rows_and_logits() -> None:

@@ -13,8 +13,9 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer import build, compare, huggingface
-from skeinformer.comparison.layers import Call
-from skeinformer.comparison.transformers_models import TransformersLayers
+from skeinformer.comparison.layers import Call, Plan, measure_call
+from skeinformer.comparison.transformers_models import SKETCHED, TransformersLayers, registered
+from skeinformer.lab.contenders import Contender
 from tests.helpers import lengths_mask
 
 N = 24
@@ -95,6 +96,22 @@ def test_logits_of_a_classifier_and_a_wrapper_around_it() -> None:
     assert result.layers[0]["layer"] == "inner.bert.encoder.layer.0.attention.self"
 
 
+def test_the_mask_of_an_encoder_is_not_that_of_the_decoder() -> None:
+    sizes = {"d_model": 16, "vocab_size": 50, "max_position_embeddings": 64, "init_std": 0.5}
+    layers = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    widths = {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    model, inputs = transformers.BartModel(transformers.BartConfig(**sizes, **layers, **widths)).eval(), tokens()
+    inputs["decoder_input_ids"] = torch.randint(3, 50, (2, N))  # as long as the encoder's
+
+    def found(**more: Tensor) -> Any:
+        return compare(model, {**inputs, **more}, "cluster", **FAST).whole["cosine"]
+
+    last = lengths_mask([9, N], N)
+    every = torch.ones(2, N, dtype=torch.bool)
+    assert found() == compare(model, inputs, "cluster", mask=every, **FAST).whole["cosine"]
+    assert found(decoder_attention_mask=last.long()) != found()
+
+
 @pytest.mark.parametrize("before", ["eager", "sdpa", "skein-cluster"])
 def test_names_and_settings_are_as_before(before: str) -> None:
     huggingface.register(num_samples=3)
@@ -121,7 +138,7 @@ def test_causal_layers_full_budgets_and_other_methods_are_refused_with_the_reaso
         compare(bert(), tokens(), "linformer", max_len=N, rounds=1)
 
 
-def test_grouped_heads_are_measured_one_by_one() -> None:
+def test_grouped_heads_are_measured_with_the_draws_of_the_model() -> None:
     class Bidirectional(nn.Module):
         is_causal = False
         num_key_value_groups = 2
@@ -129,13 +146,48 @@ def test_grouped_heads_are_measured_one_by_one() -> None:
     layers = TransformersLayers(bert(), "cluster", 4, 0, {})
     calls: list[Call] = []
     q, k, v = torch.randn(2, 4, N, 8), torch.randn(2, 2, N, 8), torch.randn(2, 2, N, 8)
-    output, _ = layers._watch(calls.append, Bidirectional(), q, k, v, lengths_mask([N, 9], N), scaling=0.7)
-    (call,) = calls
-    assert call.key.shape == call.value.shape == (2, 4, N, 8)
-    exact = call.run(build("softmax", head_dim=8, scale=call.scale))
     real = lengths_mask([N, 9], N)
+    module = Bidirectional().eval()
+    output, _ = layers._watch(calls.append, module, q, k, v, real, scaling=0.7)
+    (call,) = calls
+    exact = call.repeated().run(build("softmax", head_dim=8, scale=call.scale))
     torch.testing.assert_close(output[real], exact.transpose(1, 2)[real])
     assert call.make(3).options.num_samples == 3
+    sketched, _ = huggingface.attention_forward(layers.settings, module, q, k, v, real, scaling=0.7)
+    torch.testing.assert_close(call.run(call.make(4)).transpose(1, 2), sketched)
+    certified, error = call.certify(call.make(4))
+    torch.testing.assert_close(certified.transpose(1, 2), sketched)
+    assert error.shape == (2, 4)
+    plan = Plan(Contender("cluster"), 4, 0.3, 1, N)
+    missed = (sketched - output).transpose(1, 2)[:, 3].masked_fill(~real[..., None], 0)  # of the last head
+    norm = output.transpose(1, 2)[:, 3].masked_fill(~real[..., None], 0)
+    assert measure_call(call, plan)[-1]["error"] == pytest.approx(float(missed.norm() / norm.norm()), rel=1e-4)
+
+
+def test_parts_of_a_model_keep_the_attention_that_each_had() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        text_config={**sizes, "vocab_size": 50, "max_position_embeddings": N},
+        vision_config={**sizes, "image_size": 16, "patch_size": 4},
+        projection_dim=8,
+    )
+    model: Any = transformers.CLIPModel(config)
+    model.set_attn_implementation({"": "sdpa", "vision_config": "eager", "text_config": "sdpa"})
+
+    def names() -> list[str]:
+        parts = (model, model.vision_model, model.text_model)
+        return [part.config._attn_implementation for part in parts]
+
+    before = names()
+    assert before == ["sdpa", "eager", "sdpa"]
+    with registered(model):
+        layers = TransformersLayers(model, "cluster", 4, 0, {})
+        layers.sketched()
+        assert set(names()) == {SKETCHED}
+        layers.exact()
+        assert names() == before
+        layers.sketched()
+    assert names() == before
 
 
 def test_local_layers_of_modernbert_stay_exact() -> None:

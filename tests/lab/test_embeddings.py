@@ -24,6 +24,7 @@ from skeinformer.lab.embeddings import (
     EXACT,
     Embeddings,
     cut_passages,
+    digest_model,
     embedding_records,
     load_rows,
     load_source,
@@ -32,6 +33,7 @@ from skeinformer.lab.embeddings import (
     run_embeddings,
     store_path,
 )
+from skeinformer.lab.pretrained import load_model
 from skeinformer.records import check, read
 from tests.huggingface_models import WORDS, save_bert
 
@@ -158,8 +160,7 @@ def test_a_run_is_continued_and_extended(options: Embeddings, monkeypatch: pytes
     stop_after(10)  # all of the exact embeddings, and three more
     with pytest.raises(KeyboardInterrupt):
         list(embedding_records(options, source, cases))
-    kept = load_rows(store_path(options, source, cases[0]), 7, source)
-    assert np.isnan(kept[:, 0]).tolist() == [False] * 3 + [True] * 4
+    assert list(load_rows(store_path(options, source, cases[0]), source)) == source.digests[:3]
     stop_after(10**6)
     rows = list(embedding_records(options, source, cases))
     computed = embedded[: 7 * 6 - 10]
@@ -180,12 +181,41 @@ def test_embeddings_are_kept_apart(options: Embeddings) -> None:
         store_path(options, source, first),
         store_path(options, source, second),
         store_path(replace(options, seed=1), source, first),
-        store_path(replace(options, length=99), source, first),
-        store_path(options, source._replace(tokens=source.tokens[1:]), first),
+        store_path(options, source._replace(model_digest="another"), first),
         store_path(options, source, EXACT),
     }
-    assert len(paths) == 6
+    assert len(paths) == 5
     assert store_path(options, source, EXACT) == store_path(replace(options, seed=1), source, EXACT)
+
+
+def test_a_changed_text_is_embedded_again(options: Embeddings) -> None:
+    """A text appended to the file changes the later passages, but not the first."""
+    cases = make_cases(options)[:1]
+    before = load_source(options)
+    known = list(embedding_records(options, before, cases))
+    texts = parquet.read_table(options.texts)["text"].to_pylist()
+    parquet.write_table(pyarrow.table({"text": [*texts, " ".join(WORDS * 200)]}), options.texts)
+    after = load_source(options)
+    assert torch.equal(before.tokens[:3], after.tokens[:3])
+    found = list(embedding_records(options, after, cases, known))
+    fresh = replace(options, cache=options.records.parent / "another")
+    for record, expected in zip(found, embedding_records(fresh, after, cases), strict=True):
+        assert [record[x] for x in ("cosine", "recall_1")] == [expected[x] for x in ("cosine", "recall_1")]
+    rows = load_rows(store_path(options, after, cases[0]), after)
+    assert len(rows) == len({*before.digests, *after.digests}) == 8  # only the new text was embedded
+    torch.testing.assert_close(torch.from_numpy(rows[after.digests[3]].copy()), after.embed(cases[0], 3))
+    assert list(embedding_records(options, before, cases, [*known, *found])) == []
+
+
+def test_another_model_in_the_same_folder_is_another(options: Embeddings) -> None:
+    first = digest_model(load_source(options).pretrained)
+    model: Any = load_model(options.model).model
+    assert digest_model(load_source(options).pretrained) == first
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[5, 5] += 1
+    changed = digest_model(load_source(options).pretrained)
+    model.config.layer_norm_eps *= 2
+    assert len({first, changed, digest_model(load_source(options).pretrained)}) == 3
 
 
 def test_a_broken_file_of_embeddings_is_named(options: Embeddings) -> None:
@@ -194,10 +224,10 @@ def test_a_broken_file_of_embeddings_is_named(options: Embeddings) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x93NUMPY\x01\x00")
     with pytest.raises(ValueError, match=rf"{path.name} is not a whole file of embeddings; delete it"):
-        load_rows(path, 7, source)
+        load_rows(path, source)
     np.save(path, np.zeros((2, 3), dtype=np.float32))
-    with pytest.raises(ValueError, match=r"has the shape \(2, 3\), expected rows of 32"):
-        load_rows(path, 7, source)
+    with pytest.raises(ValueError, match=r"holds float32, expected .*32"):
+        load_rows(path, source)
 
 
 @pytest.mark.parametrize(

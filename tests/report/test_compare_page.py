@@ -42,6 +42,7 @@ def layer(index: int, error: float, needed: int | None, head: int | None = None)
         "ratio_q75": 0.25,
         "safe": error <= 0.3,
         "samples_needed": needed,
+        "samples_estimated": 2 * needed if needed else None,
     }
 
 
@@ -52,6 +53,7 @@ def whole(**changed: object) -> Record:
         "layers": 2,
         "layers_safe": 1,
         "samples_needed": 512,
+        "samples_estimated": 256,
         "output": "logits",
         "cosine": 0.99,
         "cosine_min": 0.9,
@@ -75,12 +77,21 @@ def test_sentences() -> None:
         "and the model is 4.00 times as fast (time / exact 0.250, 0.200 to 0.300).",
         "Logits change by 0.0500 on average and 0.500 at most; the largest is the same in 75.0 % of the rows.",
         "Error of at most 0.300 at d = 64: safe: layer.1; not safe: layer.0.",
-        "Estimated to meet 0.300 in every layer: d = 512 (32 for layer.1; 512 for layer.0).",
+        "To meet 0.300 in every layer: d = 512 (32 for layer.1; 512 for layer.0). Its own estimate would choose 256.",
         "Exact in both: layer.2: causal.",
     ]
     slow = whole(ratio=2.0, argmax_agreement=None, samples_needed=None, left="", samples=None)
     assert sentences(slow, [{**r, "samples": None} for r in records])[0].startswith("Cluster sketch in BertModel")
     assert "2.00 times as slow" in sentences(slow, records)[0]
+
+
+def test_a_layer_of_several_calls_is_named_once_and_safe_if_every_call_is(tmp_path: Path) -> None:
+    calls = [layer(0, 0.2, 32), {**layer(0, 0.5, 512), "call": 2}, {**layer(1, 0.1, 16), "call": 1}]
+    found = sentences(whole(), calls)
+    assert "Error of at most 0.300 at d = 64: safe: layer.1; not safe: layer.0." in found
+    assert "(16 for layer.1; 32 for layer.0; 512 for layer.0 (call 2))" in found[3]
+    page = Page(write_report([*calls, whole()], tmp_path / "r.html", "t").read_text(encoding="utf-8"))
+    assert [row[3] for row in page.rows[1:]] == ["layer.0", "layer.0 (call 2)", "layer.1"]
 
 
 def test_tables(tmp_path: Path) -> None:
@@ -97,7 +108,8 @@ def test_tables(tmp_path: Path) -> None:
         "0.2500.200 to 0.300",
         "1 of 2",
         "512",
+        "256",
     ]
     assert [row[3:5] for row in page.rows[1:]] == [["layer.0", "all"], ["layer.0", "0"]]
-    assert [row[-2:] for row in page.rows[1:]] == [["no", "512"], ["yes", ""]]
+    assert [row[-3:] for row in page.rows[1:]] == [["no", "512", "1,024"], ["yes", "", ""]]
     assert "layer.5" not in {row[3] for row in page.rows}

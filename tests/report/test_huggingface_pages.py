@@ -33,6 +33,24 @@ def test_lengths_and_models_have_panels_of_their_own() -> None:
     assert panels[-1].title == "the ten nearest passages: another, n = 4096, 200 passages"
 
 
+def test_a_line_is_the_mean_over_seeds_and_threads_have_panels_of_their_own(tmp_path: Path) -> None:
+    records = [{**record, "seed": 0, "threads": 1} for record in embedding_records()]
+    cosines = {record["samples"]: float(record["cosine"] or 0) for record in records if record["method"] == "cluster"}
+    records += [
+        {**record, "seed": 1, "cosine": float(record["cosine"] or 0) - 0.02, "ratio": float(record["ratio"] or 0) + 0.1}
+        for record in records
+    ]
+    panels = embedding_panels(records)
+    assert len(panels) == 3
+    (line,) = (line for line in panels[0].series if line.label == "Cluster sketch")
+    assert line.x == pytest.approx([0.362 + 0.05, 0.458 + 0.05])
+    assert line.y == pytest.approx([1 - cosines[d] + 0.01 for d in (64, 256)])
+    panels = embedding_panels([*records, *({**record, "threads": 2} for record in records)])
+    assert [panel.title.rpartition(", ")[2] for panel in panels] == ["1 thread"] * 3 + ["2 threads"] * 3
+    page = Page(write_report(records, tmp_path / "r.html", "t").read_text(encoding="utf-8"))
+    assert [row[3:6] for row in page.rows if row[3] == "V-mean"] == [["V-mean", "", "0"], ["V-mean", "", "1"]]
+
+
 def test_a_recall_of_zero_is_left_out_of_the_figure() -> None:
     records = [{**record, "recall_1": 0.0} for record in embedding_records()]
     assert [panel.y_label for panel in embedding_panels(records)] == ["1 - cosine, mean", "recall at 10"]
@@ -67,6 +85,12 @@ def test_fine_tuning_is_shown_over_seeds(tmp_path: Path) -> None:
     assert shown[3:8] == ["Skeinformer, 32 pilots", "128", "200batch 8", "2", "88.5 %85.4 % to 91.0 %"]
     assert shown[8:] == ["500of at least 512 tokens", "950 s", "0.9000.810 to 0.990"]
     assert page.bold == ["88.5 %", "850 s", "0.800"]  # exact attention is no approximation
+
+
+def test_accuracies_on_other_numbers_of_reviews_are_not_averaged() -> None:
+    records = finetune_records(("cluster",), seeds=(0,))
+    other = {**records[0], "seed": 1, "test_examples": 50, "test_accuracy": 0.5}
+    assert [(row["seeds"], row["test_examples"]) for row in over_seeds([*records, other])] == [(1, 500), (1, 50)]
 
 
 def test_the_picture_of_embeddings(tmp_path: Path) -> None:
