@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from glob import escape
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -18,14 +19,14 @@ from torch.nn.utils import parametrize
 from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.base import DTYPES
 from skeinformer.attention.exact import Softmax
-from skeinformer.nn import DropoutNotice, MultiheadAttention, adds_keys, build_attention, place
-from skeinformer.registry import lookup
+from skeinformer.nn import DropoutNotice, MultiheadAttention, adds_keys, build_attention, check_self_attention, place
+from skeinformer.registry import check_flag, lookup
 
 Filter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None
 # each row of the output is a function of its own query; elsewhere pilots or landmarks come from all queries
 ROW_BY_ROW = {"softmax", "softmax_dropout", "vmean", "performer", "linear_transformer", "linformer", "linformer_jlt"}
 ROW_BY_ROW |= {"skeinformer_uniform"}
-OWN_ATTRIBUTES = ("attention", "method", "notice")  # what a converted layer has beside torch's
+OWN_ATTRIBUTES = ("attention", "method", "notice", "self_attention")  # what a converted layer has beside torch's
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,21 @@ class Conversion:
     left: Mapping[str, str]
     """Name to reason."""
     notes: tuple[str, ...] = ()
+    decoder_cross_attention: bool = False
+    self_attention: bool | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments by which `convert` does the same again to a model that was built alike, as JSON holds them.
+
+        With these and a state_dict a converted model is saved: build, `convert(model, **settings)`, load.
+        """
+        return {
+            "method": self.method,
+            "filter": [escape(name) for name in self.converted],
+            "decoder_cross_attention": self.decoder_cross_attention,
+            "self_attention": self.self_attention,
+            **self.options,
+        }
 
     def __str__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -56,20 +72,32 @@ class Before:
     kind: type[nn.MultiheadAttention]
     attention: Attention | None = None
     method: str = ""
+    self_attention: bool | None = None
 
 
-def convert(model: nn.Module, method: str = "skeinformer", *, filter: Filter = None, **options: Any) -> Conversion:
+def convert(
+    model: nn.Module,
+    method: str = "skeinformer",
+    *,
+    filter: Filter = None,
+    decoder_cross_attention: bool = False,
+    self_attention: bool | None = None,
+    **options: Any,
+) -> Conversion:
     """Let every `nn.MultiheadAttention` in `model` attend by `method`, in place; the report says what changed.
 
     `options` are those of `skeinformer.nn.MultiheadAttention`: budget, num_pilots, seed and the rest of `build`; layer
     i has the seed `seed + i` (0 unless given; None draws anew in evaluation too). `filter` chooses layers: a predicate
     on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes the options.
 
-    Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal;
-    subclasses with a forward of their own; parametrized or quantized weights. Nothing is changed if anything raises.
+    Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal, and
+    its cross-attention, unless the method goes row by row or `decoder_cross_attention` says so; subclasses with a
+    forward of their own; parametrized or quantized weights. Nothing is changed if anything raises.
     """
+    check_flag("decoder_cross_attention", decoder_cross_attention)
+    check_self_attention(self_attention)
     layers, aliases = attention_layers(model)
-    left = reasons(model, layers, choose(layers, aliases, filter), method)
+    left = reasons(model, layers, choose(layers, aliases, filter), method, decoder_cross_attention)
     attentions: dict[str, Attention] = {}
     seed = options.get("seed", 0)
     for index, (name, layer) in enumerate(layers.items()):
@@ -78,16 +106,17 @@ def convert(model: nn.Module, method: str = "skeinformer", *, filter: Filter = N
             attentions[name] = build_attention(layer, method, **own)
     notice = DropoutNotice()
     for name, attention in attentions.items():
-        change(layers[name], attention, method, notice)
+        change(layers[name], attention, method, notice, self_attention)
     leave_nested_tensors(model)
     notes = [f"{alias} is the same layer as {_shown(name)}" for alias, name in aliases.items()]
     notes += describe(model, method, {name: (layers[name], attention) for name, attention in attentions.items()})
     if not layers:
         notes.append(
             f"{type(model).__name__} has no torch.nn.MultiheadAttention; models of transformers choose their "
-            "attention by name, see docs/drop-in.md"
+            "attention by name, see docs/drop-in-hf.md"
         )
-    return Conversion(method, options, tuple(attentions), left, tuple(notes))
+    told = (decoder_cross_attention, self_attention)
+    return Conversion(method, options, tuple(attentions), left, tuple(notes), *told)
 
 
 def restore(model: nn.Module) -> tuple[str, ...]:
@@ -104,6 +133,7 @@ def restore(model: nn.Module) -> tuple[str, ...]:
         if before.attention is not None:
             ours = cast(MultiheadAttention, layer)
             ours.attention, ours.method = place(before.attention, layer), before.method
+            ours.self_attention = before.self_attention
         else:
             for attribute in OWN_ATTRIBUTES:
                 delattr(layer, attribute)
@@ -165,7 +195,11 @@ def choose(layers: Mapping[str, nn.MultiheadAttention], aliases: Mapping[str, st
 
 
 def reasons(
-    model: nn.Module, layers: Mapping[str, nn.MultiheadAttention], chosen: set[str], method: str
+    model: nn.Module,
+    layers: Mapping[str, nn.MultiheadAttention],
+    chosen: set[str],
+    method: str,
+    decoder_cross_attention: bool,
 ) -> dict[str, str]:
     """The layers to leave alone, by name, each with the reason."""
     crosses = lookup("attention", method, METHODS).cross_attention
@@ -177,8 +211,14 @@ def reasons(
             reason = f"not chosen by filter{now}"
         elif any(layer is decoder.self_attn for decoder in decoders(model)):
             reason = "self-attention of a decoder layer, which is causal, stays exact"
-        elif not crosses and any(layer is decoder.multihead_attn for decoder in decoders(model)):
-            reason = f"cross-attention, and {method} is a pattern over one sequence"
+        elif any(layer is decoder.multihead_attn for decoder in decoders(model)):
+            if not crosses:
+                reason = f"cross-attention, and {method} is a pattern over one sequence"
+            elif method not in ROW_BY_ROW and not decoder_cross_attention:
+                reason = (
+                    f"cross-attention of a decoder, where a row by {method} would depend on later rows; "
+                    "decoder_cross_attention=True converts it"
+                )
         elif not crosses and adds_keys(layer):
             reason = f"add_bias_kv or add_zero_attn adds keys, and {method} is a pattern over one sequence"
         if reason is not None:
@@ -209,17 +249,19 @@ def why_not(layer: nn.MultiheadAttention) -> str | None:
     return None
 
 
-def change(layer: nn.MultiheadAttention, attention: Attention, method: str, notice: DropoutNotice) -> None:
+def change(
+    layer: nn.MultiheadAttention, attention: Attention, method: str, notice: DropoutNotice, self_attention: bool | None
+) -> None:
     """Give one layer its attention; the first time also its class, and remember what it was."""
     if "_before" not in layer.__dict__:
         if isinstance(layer, MultiheadAttention):
-            layer.__dict__["_before"] = Before(type(layer), layer.attention, layer.method)
+            layer.__dict__["_before"] = Before(type(layer), layer.attention, layer.method, layer.self_attention)
         else:
             kind: type = type(layer)
             layer.__dict__["_before"] = Before(kind)
             layer.__class__ = sketched_class(kind)
     ours = cast(MultiheadAttention, layer)
-    ours.attention, ours.method, ours.notice = attention, method, notice
+    ours.attention, ours.method, ours.notice, ours.self_attention = attention, method, notice, self_attention
 
 
 def leave_nested_tensors(model: nn.Module) -> None:

@@ -8,71 +8,76 @@
 
 `skein` is Skeinformer; `skein-NAME` is the method NAME of METHODS. A layer is sketched where it is bidirectional and
 its mask says only which keys are padding. Any other layer takes transformers' exact kernel, `sdpa`, with the mask that
-it would have there; what neither can compute raises. `why_exact` and `refuse` hold the rules, docs/drop-in-hf.md the
-table, and `watch` counts what a model's layers did.
+it would have there; what neither can compute raises. `huggingface_rules` holds the rules, docs/drop-in-hf.md the table,
+and `watch` counts what a model's layers did.
 """
 
 import inspect
+import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache, partial
+from itertools import count
+from operator import index
+from os import PathLike
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from skeinformer.attention import METHODS, Attention, build
 from skeinformer.attention.reformer import shares_keys
+from skeinformer.huggingface_rules import (
+    SKEINFORMER,
+    Given,
+    Settings,
+    as_padding,
+    attends_elsewhere,
+    name_of,
+    padding_mask,
+    refuse,
+    why_exact,
+)
 from skeinformer.registry import check_count, check_flag, check_options, lookup
 
-SKEINFORMER = "skeinformer"
+__all__ = [
+    "SKEINFORMER",
+    "SKETCHED",
+    "Settings",
+    "as_padding",
+    "attends_elsewhere",
+    "attention_forward",
+    "available",
+    "exact_at_all_keys",
+    "left_out",
+    "load_pretrained",
+    "make",
+    "name_of",
+    "option_names",
+    "padding_mask",
+    "refuse",
+    "register",
+    "save_pretrained",
+    "unregister",
+    "watch",
+    "why_exact",
+]
+
 SKETCHED = "sketched"
 LAYERS = 1009  # above the number of layers: seeds of one model are not those of another
 # set for each layer, not by the user: width and scale are the layer's, num_samples is the budget
 OF_THE_LAYER = ("head_dim", "max_len", "budget", "scale")
-# arguments of a model's attention that change its result and that sdpa would ignore or refuse
-UNKNOWN_TO_SDPA = {
-    "softcap": "a cap on the scores",
-    "s_aux": "attention sinks",
-    "cache": "a paged cache",
-    "cu_seq_lens_q": "packed sequences",
-}
-# arguments of an attention module's forward by which it attends to another sequence
-OTHER_SEQUENCE = {
-    "key_value_states",
-    "encoder_hidden_states",
-    "cross_attention_states",
-    "context",
-    "key",
-    "keys",
-    "k",
-}
-
-Given = tuple[tuple[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a registered name does."""
-
-    method: str
-    num_samples: int
-    seed: int | None
-    decoder_cross_attention: bool
-    options: Given  # of the method
-    names: frozenset[str]  # what a call may change by keyword
-    exact_at_all_keys: bool  # whether as many samples as keys are exact attention
-
-
+MODULES = 1024  # the most that are kept: every seed of a call makes one for each layer
+_registered: dict[str, Settings] = {}
 _modules = SimpleNamespace()  # made by `prepare`
-_names: dict[tuple[object, ...], str] = {}  # of the modules
+_names: dict[tuple[object, ...], str] = {}  # of the modules, the oldest first
+_numbers = count()  # never the same again: a compiled model may still look for an old name
 _watching: list[Counter[str]] = []
 _warned: set[str] = set()
 
@@ -109,8 +114,9 @@ def register(
         kept = tuple((name, _hashable(value)) for name, value in options.items() if name in own)
         settings = Settings(other, num_samples, seed, decoder_cross_attention, kept, own, exact_at_all_keys(other))
         make(settings)  # raises for a wrong value
-        found[name_of(other)] = settings
+        found[name_of(other)] = replace(settings, num_samples=index(num_samples))
     for name, settings in found.items():
+        _registered[name] = settings
         AttentionInterface.register(name, partial(attention_forward, settings))
         AttentionMaskInterface.register(name, padding_mask)
     _warned.clear()
@@ -118,25 +124,86 @@ def register(
 
 
 def unregister() -> tuple[str, ...]:
-    """Take all names out of transformers again, and return those that were there.
-
-    A model that still has one raises a KeyError when it is called.
-    """
-    names = [name_of(method) for method in METHODS]
-    gone = tuple(name for name in names if AttentionInterface._global_mapping.pop(name, None) is not None)
-    for name in gone:
-        AttentionMaskInterface._global_mapping.pop(name, None)
+    """Forget all settings, and return their names. A model that still has such a name raises when called."""
+    gone = tuple(_registered)
+    _registered.clear()
+    announce()
     return gone
+
+
+def announce() -> None:
+    """Let transformers know all names, so that a model that has one says what is missing until it is registered."""
+    for name in available().values():
+        AttentionInterface.register(name, partial(not_registered, name))
+        AttentionMaskInterface.register(name, partial(not_registered, name))
+
+
+def not_registered(name: str, *inputs: Any, **options: Any) -> NoReturn:
+    """What stands for a name without settings, as attention and as mask."""
+    raise RuntimeError(
+        f"attn_implementation={name!r} is not registered: call skeinformer.huggingface.register() first, or load the "
+        "model by skeinformer.huggingface.load_pretrained"
+    )
+
+
+def save_pretrained(model: Any, folder: str | PathLike[str], **options: Any) -> None:
+    """`model.save_pretrained(folder, **options)`, and in `config.json` also its attention and what was registered.
+
+    transformers leaves the attention out of the config, so that what it saves is loaded as an exact model. What is
+    saved here is sketched when it is loaded again, or raises: by `load_pretrained` with these settings, by
+    `from_pretrained` with those that are registered then.
+    """
+    names = names_in(model.config)
+    settings = {name: plain(_registered[name]) for name in sorted(flat(names) & _registered.keys())}
+    if not settings:
+        raise ValueError(f"the model's attention is {names!r}, which is not of register(); use model.save_pretrained")
+    json.dumps(settings)  # raises for what a file cannot hold, before there is one
+    model.config.attn_implementation, model.config.skeinformer = names, settings
+    try:
+        model.save_pretrained(folder, **options)
+    finally:
+        del model.config.attn_implementation, model.config.skeinformer
+
+
+def load_pretrained(name_or_folder: str | PathLike[str], kind: Any = AutoModel, **options: Any) -> Any:
+    """`kind.from_pretrained(name_or_folder, **options)`, after registering the settings that `save_pretrained` saved.
+
+    As always, they hold for all models that have the name.
+    """
+    found, _ = PreTrainedConfig.get_config_dict(name_or_folder, **options)
+    if not isinstance(settings := found.get("skeinformer"), dict):
+        raise ValueError(
+            f"{name_or_folder} was not saved by skeinformer.huggingface.save_pretrained; use "
+            "from_pretrained(..., attn_implementation='skein')"
+        )
+    for own in settings.values():
+        register(**own)
+    model = kind.from_pretrained(name_or_folder, **options)
+    del model.config.skeinformer
+    return model
+
+
+def names_in(config: Any) -> Any:
+    """The attention of a model as a config takes it: one name, or those of its parts where they differ."""
+    name = config._attn_implementation
+    parts = {part: names_in(own) for part in config.sub_configs if (own := getattr(config, part, None)) is not None}
+    return name if all(other == name for other in parts.values()) else {"": name, **parts}
+
+
+def flat(names: Any) -> set[str]:
+    """All names in what `names_in` gives."""
+    return {other for part in names.values() for other in flat(part)} if isinstance(names, dict) else {names}
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    """The arguments of `register` for these settings."""
+    names = ("method", "num_samples", "seed", "decoder_cross_attention")
+    return {**{name: getattr(settings, name) for name in names}, **dict(settings.options)}
 
 
 def available() -> dict[str, str]:
     """The methods that can be registered, and their names for `attn_implementation`."""
     return {method: name_of(method) for method in METHODS if left_out(method) is None}
-
-
-def name_of(method: str) -> str:
-    """`skein` for Skeinformer, `skein-NAME` for the others."""
-    return "skein" if method == SKEINFORMER else f"skein-{method}"
 
 
 @cache
@@ -182,31 +249,6 @@ def watch() -> Iterator[Counter[str]]:
         _watching[:] = [other for other in _watching if other is not counter]
 
 
-def padding_mask(
-    *,
-    kv_length: int,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
-    use_vmap: bool = False,
-    **options: Any,
-) -> Tensor | None:
-    """The mask of a bidirectional layer as it is, (b, n_k), True = real; for any other pattern what `sdpa` would get.
-
-    O(n) where the layer will be sketched. A pattern (causal, a window, packed sequences) is a mask of four dimensions,
-    or None where the kernel's own causal mask does.
-    """
-    if mask_function is bidirectional_mask_function and not use_vmap:
-        if attention_mask is None:
-            return None
-        if kv_offset == 0 and attention_mask.shape == (attention_mask.shape[0], kv_length):
-            return attention_mask
-    options |= {"kv_length": kv_length, "kv_offset": kv_offset, "use_vmap": use_vmap, "attention_mask": attention_mask}
-    if mask_function is not None:
-        options["mask_function"] = mask_function
-    return sdpa_mask(**options)
-
-
 def attention_forward(
     settings: Settings,
     module: nn.Module,
@@ -220,9 +262,9 @@ def attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in every layer: (b, n, h, p_v), and None for the weights, which are never formed."""
-    given = {name: kwargs.pop(name) for name in settings.names if kwargs.get(name) is not None}
+    given = tuple((name, _hashable(kwargs.pop(name))) for name in settings.names if name in kwargs)
     refuse(settings, query, key, attention_mask, kwargs)
-    num_samples = given.get("num_samples", settings.num_samples)
+    num_samples = check_given(settings, given) if given else settings.num_samples
     reason = why_exact(settings, num_samples, module, query, key, attention_mask, is_causal, kwargs)
     if not torch.compiler.is_compiling():
         _report(settings, reason, dropout)
@@ -235,8 +277,7 @@ def attention_forward(
     padding = as_padding(attention_mask)
     mask = None if padding is None else padding.expand(len(query), -1)
     layer = getattr(module, "layer_idx", None) or 0
-    options = tuple((name, _hashable(option)) for name, option in given.items())
-    place = prepare(settings, options, query.shape[-1], scaling, layer, module.training)
+    place = prepare(settings, given, query.shape[-1], scaling, layer, module.training)
     method = getattr(_modules, place)
     masks = {"key_mask": mask, "query_mask": None if attends_elsewhere(module, query, key) else mask}
     groups = query.shape[1] // key.shape[1]
@@ -244,108 +285,6 @@ def attention_forward(
     outputs = [method(query[:, group::groups], key, value, **masks) for group in range(groups)]
     output = outputs[0] if groups == 1 else torch.stack(outputs, 2).flatten(1, 2)  # (b, h, n, p_v)
     return output.transpose(1, 2).contiguous(), None
-
-
-def refuse(
-    settings: Settings, query: Tensor, key: Tensor, attention_mask: Tensor | None, kwargs: Mapping[str, Any]
-) -> None:
-    """Raise a ValueError for what neither a sketch nor transformers' exact kernel computes."""
-    name = name_of(settings.method)
-    for argument, meaning in UNKNOWN_TO_SDPA.items():
-        if kwargs.get(argument) is not None:
-            raise ValueError(f"attn_implementation={name!r} does not know {argument} ({meaning}); use 'eager'")
-    if kwargs.get("output_attentions"):
-        raise ValueError(f"attn_implementation={name!r} forms no attention weights to return; use 'eager' for them")
-    window = kwargs.get("sliding_window")
-    if attention_mask is None:
-        if window is not None and window < key.shape[-2]:
-            raise ValueError(f"a layer has a window of {window} keys, but its mask does not say so; use 'sdpa'")
-        return
-    if attention_mask.dim() == 4:
-        return
-    expected = (query.shape[0], key.shape[-2])
-    if attention_mask.shape != expected or attention_mask.is_floating_point():
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)} and dtype {attention_mask.dtype}; expected a "
-            f"boolean mask of shape {expected} = (batch, keys), True = real, or one of four dimensions for 'sdpa'"
-        )
-    if window is not None:
-        raise ValueError(f"a layer has a window of {window} keys, but its mask is only one of padding; use 'sdpa'")
-
-
-def why_exact(
-    settings: Settings,
-    num_samples: int,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    attention_mask: Tensor | None,
-    is_causal: bool | None,
-    kwargs: Mapping[str, Any],
-) -> str | None:
-    """Why a layer takes the exact kernel, or None where it is sketched. The first that holds, in this order."""
-    # as transformers has it: a layer that does not say is causal
-    if getattr(module, "is_causal", True) if is_causal is None else is_causal:
-        return "causal"
-    if kwargs.get("position_bias") is not None:
-        return "position bias"
-    if kwargs.get("sliding_window") is not None:
-        return "sliding window"
-    if attention_mask is not None and as_padding(attention_mask) is None:
-        return "mask is more than padding"
-    if query.shape[-2] == 1:
-        return "one query"
-    if attends_elsewhere(module, query, key):
-        if not METHODS[settings.method].cross_attention:
-            return "cross-attention"
-        if in_decoder(module) and not settings.decoder_cross_attention:
-            return "cross-attention of a decoder"
-    if settings.exact_at_all_keys and num_samples >= key.shape[-2]:
-        return "no more keys than samples"
-    return None
-
-
-def as_padding(attention_mask: Tensor | None) -> Tensor | None:
-    """The mask as (b, n_k) where it only says which keys are padding, else None.
-
-    That is one of two dimensions, or a boolean one of four that is the same for all heads and queries by its shape.
-    """
-    if attention_mask is None or attention_mask.dim() == 2:
-        return None if attention_mask is None else attention_mask.bool()
-    if attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1):
-        return attention_mask[:, 0, 0]
-    return None
-
-
-def attends_elsewhere(module: nn.Module, query: Tensor, key: Tensor) -> bool:
-    """Whether the keys may be of another sequence than the queries: then the mask says nothing about queries.
-
-    By their numbers, by what the module says of itself, or because its forward takes another sequence and nothing says
-    that it was not given one.
-    """
-    if query.shape[-2] != key.shape[-2]:
-        return True
-    if hasattr(module, "is_cross_attention"):
-        return bool(module.is_cross_attention)
-    if "Cross" in type(module).__name__:
-        return True
-    if hasattr(module, "is_decoder"):  # what is not causal in a decoder attends to the encoder
-        return bool(module.is_decoder)
-    return bool(takes_another_sequence(type(module)))
-
-
-def in_decoder(module: nn.Module) -> bool:
-    """Whether the module may be part of a decoder, whose queries must not see later ones."""
-    if hasattr(module, "is_decoder"):
-        return bool(module.is_decoder)
-    config = getattr(module, "config", None)
-    return bool(getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False))
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def takes_another_sequence(kind: type[nn.Module]) -> bool:
-    """Whether the forward of such a module has an argument for another sequence."""
-    return not OTHER_SEQUENCE.isdisjoint(inspect.signature(kind.forward).parameters)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -362,11 +301,27 @@ def prepare(
     `given` are the options of the call. A compiler takes the name as a constant; it could not take the module itself,
     nor make one.
     """
-    arguments = (settings, given, head_dim, scale, layer, training)
+    # True and 1, or 8 and 8.0, are equal, but not as options
+    arguments = (settings, given, tuple(type(value) for _, value in given), head_dim, scale, layer, training)
     if arguments not in _names:
-        _names[arguments] = f"module_{len(_names)}"
-        setattr(_modules, _names[arguments], make(settings, given, head_dim, scale, layer).train(training))
+        module = make(settings, given, head_dim, scale, layer).train(training)
+        while len(_names) >= MODULES:
+            delattr(_modules, _names.pop(next(iter(_names))))
+        _names[arguments] = f"module_{next(_numbers)}"
+        setattr(_modules, _names[arguments], module)
     return _names[arguments]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def check_given(settings: Settings, given: Given) -> int:
+    """The number of samples of a call with such options, or an error that names the one that is wrong."""
+    for name, value in given:
+        try:
+            hash(value)
+        except TypeError:
+            raise TypeError(f"{name} must be a single value, got {value!r} of type {type(value).__name__}") from None
+    prepare(settings, given, 8, None, 0, False)
+    return index(dict(given).get("num_samples", settings.num_samples))
 
 
 def make(
@@ -382,7 +337,7 @@ def make(
     check_count("num_samples", budget)
     if "scale" in parameters(settings.method):
         options["scale"] = scale
-    if isinstance(seed, int):
+    if isinstance(seed, int) and not isinstance(seed, bool):
         seed = seed * LAYERS + layer
     module = build(settings.method, head_dim=head_dim, budget=budget, seed=seed, **options)
     if any(True for _ in module.parameters()):
@@ -405,3 +360,6 @@ def _report(settings: Settings, reason: str | None, dropout: float) -> None:
 
 def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+announce()

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from skeinformer.attention import METHODS, Attention, build
 from skeinformer.attention.exact import Softmax
 from skeinformer.attention.reformer import shares_keys
-from skeinformer.registry import check_count, lookup
+from skeinformer.registry import check_count, check_flag, lookup
 from skeinformer.rows import plain_cpu
 
 
@@ -28,8 +28,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     What differs from torch:
       - `need_weights` is False unless given, and the result is (output, None): no weights are formed.
-      - In self-attention (`query is key`, the same object) `key_padding_mask` masks queries too: their rows are zero
-        before the output projection, so they come out as its bias. In cross-attention it masks keys only.
+      - In self-attention `key_padding_mask` masks queries too: their rows are zero before the output projection, so
+        they come out as its bias. In cross-attention it masks keys only. Which of the two a call is, `self_attention`
+        says; None, the default, goes by `query is key`, the same object.
       - Keys that are all padding give zero, where torch gives NaN.
       - `dropout` acts on attention weights, which a sketch does not form: it is ignored, with one warning, by every
         method but "softmax" and "softmax_dropout".
@@ -37,6 +38,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     """
 
     attention: Attention
+    self_attention: bool | None
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         dtype: torch.dtype | None = None,
         *,
         method: str = "skeinformer",
+        self_attention: bool | None = None,
         **options: Any,
     ) -> None:
         check_count("embed_dim", embed_dim)
@@ -65,12 +68,13 @@ class MultiheadAttention(nn.MultiheadAttention):
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
         self.notice = DropoutNotice()
-        self.configure(method, **options)
+        self.configure(method, self_attention=self_attention, **options)
 
-    def configure(self, method: str, **options: Any) -> None:
+    def configure(self, method: str, *, self_attention: bool | None = None, **options: Any) -> None:
         """Attend by another method, or with other options; the weights stay."""
+        check_self_attention(self_attention)
         self.attention = build_attention(self, method, **options)
-        self.method = method
+        self.method, self.self_attention = method, self_attention
 
     # torch's encoder layers compute attention themselves in evaluation ("fast path", nested tensors) and never call a
     # module that says yes here. What is true of the weights stays in the object's dictionary, and decides their making
@@ -116,7 +120,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if self.training and self.dropout > 0 and not isinstance(self.attention, Softmax):
             self.notice.give(self.dropout, self.method)
         key_mask = real_keys(key_padding_mask, key, batch_first=self.batch_first)
-        query_mask = key_mask if query is key else None
+        query_mask = key_mask if self._is_self_attention(query, key) else None
         q, k, v = (self._heads(x) for x in self._project(query, key, value))
         k, v, key_mask = self._append_keys(k, v, key_mask)
         output: Tensor = self.attention(q, k, v, key_mask=key_mask, query_mask=query_mask)  # (b, h, n, p)
@@ -124,6 +128,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         if query.dim() == 2:
             output = output.reshape(*query.shape[:-1], self.num_heads, self.head_dim)
         return F.linear(output.flatten(-2), self.out_proj.weight, self.out_proj.bias), None
+
+    def _is_self_attention(self, query: Tensor, key: Tensor) -> bool:
+        if self.self_attention and query.shape[:-1] != key.shape[:-1]:
+            raise ValueError(
+                f"query has shape {tuple(query.shape)} and key {tuple(key.shape)}, but this layer was told "
+                "self_attention=True: both are one sequence"
+            )
+        return query is key if self.self_attention is None else self.self_attention
 
     def _project(self, *inputs: Tensor) -> list[Tensor]:
         """Each of query, key and value by its weights, (..., embed_dim)."""
@@ -201,6 +213,12 @@ def place(attention: Attention, layer: nn.MultiheadAttention) -> Attention:
     """The attention with the device, dtype and mode of the layer."""
     weight = layer.out_proj.weight
     return attention.to(device=weight.device, dtype=weight.dtype).train(layer.training)
+
+
+def check_self_attention(value: object) -> None:
+    """Raise a TypeError unless `value` is True, False or None."""
+    if value is not None:
+        check_flag("self_attention", value)
 
 
 def adds_keys(layer: nn.MultiheadAttention) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import warnings
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_restore_is_exact() -> None:
     model = nn.Transformer(8, 2, 2, 1, 16, dropout=0.0, batch_first=True).eval()
     model.encoder.layers[1].self_attn.register_forward_hook(lambda *_: None)
     before = snapshot(model)
-    convert(model, budget=4)
+    convert(model, budget=4, decoder_cross_attention=True)
     convert(model, "cluster", budget=4, filter="encoder.*")
     assert snapshot(model) != before
     names = restore(model)
@@ -233,6 +234,36 @@ def test_copies_compute_the_same_and_can_be_restored(duplicate: Any) -> None:
     assert model.layers[0].self_attn.method == "skeinformer"  # the first one is as it was
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("skeinformer", {"budget": 3, "num_pilots": 2, "seed": 7, "filter": "*layers.1.*"}),
+        ("cluster", {"budget": 3, "decoder_cross_attention": True}),
+        ("linformer", {"budget": 3, "max_len": 12}),
+        ("performer", {"budget": 4, "self_attention": True, "filter": "encoder.*"}),
+    ],
+)
+def test_settings_and_a_state_dict_are_the_converted_model(method: str, options: dict[str, Any]) -> None:
+    def build() -> nn.Transformer:
+        return nn.Transformer(8, 2, 2, 2, 16, dropout=0.0, batch_first=True).eval()
+
+    model, twin = build(), build()
+    settings = json.loads(json.dumps(convert(model, method, **options).settings()))
+    report = convert(twin, **settings)
+    twin.load_state_dict(model.state_dict())
+    inputs = torch.randn(2, 12, 8), torch.randn(2, 7, 8)
+    assert torch.equal(twin(*inputs), model(*inputs))
+    assert report.settings() == settings
+    restore(model)
+    assert not torch.allclose(twin(*inputs), model(*inputs), atol=1e-4)
+
+
+def test_settings_of_the_model_itself_and_of_nothing() -> None:
+    attention = nn.MultiheadAttention(8, 2)
+    assert convert(attention, **convert(nn.MultiheadAttention(8, 2), budget=3).settings()).converted == ("",)
+    assert convert(attention, **convert(nn.Linear(2, 2)).settings()).converted == ()
+
+
 def test_an_optimizer_made_before_goes_on() -> None:
     model = encoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -261,6 +292,8 @@ def test_an_error_changes_nothing() -> None:
         ("skeinformer", {"budget": 0}, ValueError),
         ("linformer", {}, ValueError),
         ("reformer", {}, ValueError),
+        ("skeinformer", {"decoder_cross_attention": 1}, TypeError),
+        ("skeinformer", {"self_attention": "yes"}, TypeError),
     ]:
         with pytest.raises(error):
             convert(model, method, **options)
@@ -278,12 +311,14 @@ def test_new_parameters_are_reported() -> None:
 
 
 def test_layers_built_as_ours_are_changed_and_restored() -> None:
-    model = nn.Sequential(skeinformer.nn.MultiheadAttention(8, 2, method="vmean"))
+    model = nn.Sequential(skeinformer.nn.MultiheadAttention(8, 2, method="vmean", self_attention=True))
     convert(model, "cluster")
     assert model[0].method == "cluster"
+    assert model[0].self_attention is None
     model.eval().to(torch.float64)
     restore(model)
     assert model[0].method == "vmean"
+    assert model[0].self_attention is True
     assert not model[0].attention.training
     x = torch.randn(3, 2, 8, dtype=torch.float64)
     model[0](x, x, x)
@@ -311,4 +346,5 @@ def test_the_report_reads_well() -> None:
     nothing = convert(nn.Linear(2, 2))
     assert nothing.converted == ()
     assert "Linear has no torch.nn.MultiheadAttention" in str(nothing)
+    assert "docs/drop-in-hf.md" in str(nothing)
     assert "the model itself" in str(convert(nn.MultiheadAttention(8, 2)))

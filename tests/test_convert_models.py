@@ -113,7 +113,7 @@ def test_decoders_keep_their_causal_self_attention(monkeypatch: pytest.MonkeyPat
     }
     expected = model(source, target, **masks)
     counted = Counted(monkeypatch)
-    report = convert(model, budget=LARGE)
+    report = convert(model, budget=LARGE, decoder_cross_attention=True)
     assert {name: "causal" in reason for name, reason in report.left.items()} == {
         "decoder.layers.0.self_attn": True,
         "decoder.layers.1.self_attn": True,
@@ -127,6 +127,27 @@ def test_decoders_keep_their_causal_self_attention(monkeypatch: pytest.MonkeyPat
     assert not torch.allclose(sketched, expected)
     target[:, -1] = 0  # what comes last changes nothing before it
     torch.testing.assert_close(model(source, target, **masks)[:, :-1], sketched[:, :-1])
+
+
+@pytest.mark.parametrize("method", ["skeinformer", "cluster", "nystromformer", "performer"])
+def test_a_converted_decoder_does_not_see_later_tokens_unless_told(method: str) -> None:
+    model = nn.Transformer(8, 2, 1, 2, 16, dropout=0.0, batch_first=True).eval()
+    source, target = torch.randn(2, 24, 8), 3 * torch.randn(2, 20, 8)
+    changed = torch.cat([target[:, :12], 3 * torch.randn(2, 8, 8)], 1)
+    causal = {"tgt_mask": torch.ones(20, 20, dtype=torch.bool).triu(1)}
+
+    def leak() -> float:
+        with torch.no_grad():
+            rows = model(source, target, **causal) - model(source, changed, **causal)
+        return float(rows[:, :12].abs().max())
+
+    names = {f"decoder.layers.{i}.multihead_attn" for i in range(2)}
+    report = convert(model, method, budget=4)
+    assert leak() < 1e-5
+    assert names.isdisjoint(report.left) is (method in ROW_BY_ROW)
+    report = convert(model, method, budget=4, decoder_cross_attention=True)
+    assert names <= set(report.converted)
+    assert (leak() > 1e-5) is (method not in ROW_BY_ROW)
 
 
 @pytest.mark.parametrize("method", sorted(ROW_BY_ROW))

@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="needs transformers, of the extra `la
 import transformers
 from torch.testing import assert_close
 from transformers import AttentionInterface
+from transformers.masking_utils import create_bidirectional_mask
 
 from skeinformer import build, huggingface
 from skeinformer.lab.approx import Case
@@ -147,14 +148,44 @@ def test_a_decoder_attends_to_the_encoder_exactly_unless_told(kind: str, n: int)
         assert_close(ours[1], exact[1], rtol=1e-4, atol=1e-4)
 
 
-def test_cross_attention_outside_decoders_is_sketched() -> None:
+def test_cross_attention_is_a_decoders_unless_the_layer_says_otherwise() -> None:
+    for module, n in ((layer(), 11), (layer(is_cross_attention=True), 20), (CrossAttention().eval(), 20)):
+        assert call(module, PADDING, n=n) == "cross-attention of a decoder"
+    assert call(layer(is_cross_attention=True, is_decoder=False), PADDING) == "sketched"
+    assert call(layer(is_decoder=False), PADDING, n=11) == "sketched"
+    huggingface.register(num_samples=5, decoder_cross_attention=True)
     assert call(layer(), PADDING, n=11) == "sketched"
-    assert call(layer(is_cross_attention=True), PADDING) == "sketched"
     huggingface.register("longformer", num_samples=5)
     q, k = torch.randn(2, 2, 11, 8), torch.randn(2, 2, 20, 8)
     with huggingface.watch() as counts:
         AttentionInterface._global_mapping["skein-longformer"](layer(), q, k, k, PADDING)
     assert counts == {"cross-attention": 1}  # a pattern over one sequence
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_gpt2_does_not_see_later_tokens_by_its_cross_attention(told: bool) -> None:
+    """Neither its config nor its layers say that it is a decoder."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        vocab_size=99,
+        add_cross_attention=True,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model: Any = transformers.GPT2Model(config).eval()
+    model.set_attn_implementation("skein")
+    huggingface.register(num_samples=5, decoder_cross_attention=told)
+    given = {"input_ids": TOKENS, "encoder_hidden_states": torch.randn(2, 40, 32)}
+    later = TOKENS.clone()
+    later[:, 12:] = 98 - later[:, 12:]
+    with huggingface.watch() as counts:
+        change = hidden(model, given) - hidden(model, {**given, "input_ids": later})
+    assert bool(change[:, :12].abs().max() > 1e-3) is told
+    assert counts == {"causal": 4, "sketched" if told else "cross-attention of a decoder": 4}
 
 
 class Ambiguous(nn.Module):
@@ -207,13 +238,13 @@ def test_as_many_samples_as_keys_take_the_kernel_only_where_nothing_else_sets_th
     assert_close(output, build("nystromformer", head_dim=8, budget=3)(q, q, q).transpose(1, 2))
     huggingface.register(num_samples=20)
     assert call(layer()) == "no more keys than samples"
-    assert call(layer(), n_k=21) == "sketched"
+    assert call(layer(is_decoder=False), n_k=21) == "sketched"
     assert call(layer(), num_samples=19) == "sketched"
 
 
 def test_one_query_is_exact() -> None:
     assert call(layer(), PADDING, n=1) == "one query"
-    assert call(layer(), PADDING, n=2) == "sketched"
+    assert call(layer(is_decoder=False), PADDING, n=2) == "sketched"
 
 
 def test_masks_of_four_dimensions() -> None:
@@ -232,6 +263,30 @@ def test_a_mask_of_four_dimensions_given_to_a_model() -> None:
     exact, ours, counts = both(bert(), input_ids=TOKENS, attention_mask=mask)
     assert_close(ours, exact)
     assert counts == {"mask is more than padding": LAYERS}
+
+
+@pytest.mark.parametrize("b", [1, 2])
+def test_a_mask_of_three_dimensions_given_to_a_model_is_refused(b: int) -> None:
+    model = bert().eval()
+    model.set_attn_implementation("skein")
+    mask = torch.ones(b, LENGTH, LENGTH, dtype=torch.long)
+    with pytest.raises(ValueError, match=rf"shape \({b}, 24, 24\), expected two dimensions, \(batch, keys\), or four"):
+        hidden(model, {"input_ids": TOKENS[:b]}, attention_mask=mask)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_model_that_asks_for_the_whole_mask_gets_it(padded: bool) -> None:
+    """T5Gemma2's decoder and LightGlue change the mask that they are given: None or two dimensions would break them."""
+    model = bert()
+    model.set_attn_implementation("skein")
+    mask = PADDING if padded else None
+    options = {"config": model.config, "inputs_embeds": torch.zeros(2, 20, 32), "attention_mask": mask}
+    whole = create_bidirectional_mask(**options, allow_is_bidirectional_skip=False)
+    model.set_attn_implementation("sdpa")
+    expected = create_bidirectional_mask(**options, allow_is_bidirectional_skip=False)
+    assert expected is not None
+    assert_close(whole, expected)
+    assert whole.shape == (2, 1, 20, 20)
 
 
 def test_whole_numbers_are_a_padding_mask_too() -> None:

@@ -21,6 +21,7 @@ ORDER = [
     "model",
     "files",
     "records",
+    "huggingface_rules",
     "huggingface",
     "lra",
     "lab",

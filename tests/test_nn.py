@@ -184,6 +184,33 @@ def test_what_stands_in_the_padding_is_never_seen() -> None:
     assert torch.equal(ours(spoiled, spoiled, spoiled, key_padding_mask=padding)[0], expected)
 
 
+def test_a_layer_can_be_told_whether_it_attends_to_its_own_sequence() -> None:
+    """Copies, as a wrapper that casts its inputs makes them, are not the same object."""
+    x = torch.randn(2, 20, 8)
+    padding = ~lengths_mask([20, 12], 20)
+    other = x.masked_fill(padding[..., None], 50.0)
+
+    def change(**options: Any) -> float:
+        torch.manual_seed(0)
+        layer = skeinformer.nn.MultiheadAttention(8, 2, batch_first=True, budget=4, **options).eval()
+        first, second = (layer(y.clone(), y.clone(), y, key_padding_mask=padding)[0][~padding] for y in (x, other))
+        return (first - second).abs().max().item()
+
+    assert change(self_attention=True) == 0
+    assert change() > 1e-4  # padded queries are among the pilots
+    assert change(self_attention=False) > 1e-4
+    layer = skeinformer.nn.MultiheadAttention(8, 2, batch_first=True, budget=4, self_attention=True).eval()
+    told = layer(x, x.clone(), x, key_padding_mask=padding)[0]
+    with pytest.raises(ValueError, match=r"query has shape \(2, 5, 8\) and key \(2, 20, 8\).*self_attention=True"):
+        layer(x[:, :5], x, x)
+    layer.configure("skeinformer", budget=4)
+    assert torch.equal(layer(x, x, x, key_padding_mask=padding)[0], told)
+    layer.configure("skeinformer", budget=4, self_attention=False)
+    assert not torch.equal(layer(x, x, x, key_padding_mask=padding)[0], told)
+    with pytest.raises(TypeError, match="self_attention must be True or False"):
+        layer.configure("skeinformer", self_attention=1)
+
+
 def test_all_padding_gives_the_bias_and_not_nan() -> None:
     _, ours = pair(batch_first=True)
     query, key, value = inputs(ours, 2, 5, 6)

@@ -207,7 +207,9 @@ def test_layers_built_as_ours_are_compared_with_exact_attention() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_what_stays_exact_is_named() -> None:
     model = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
-    result = compare(model, (torch.randn(2, 12, 8), torch.randn(2, 7, 8)), **FAST)
+    inputs = (torch.randn(2, 12, 8), torch.randn(2, 7, 8))
+    assert "later rows" in compare(model, inputs, **FAST).left["decoder.layers.0.multihead_attn"]
+    result = compare(model, inputs, "skeinformer_uniform", **FAST)
     assert [record["layer"] for record in rows(result)] == [
         "encoder.layers.0.self_attn",
         "decoder.layers.0.multihead_attn",
