@@ -212,10 +212,14 @@ def embedding_records(
     price = {case: options.length * (REST_OF_THE_MODEL + case.cost(options.length) / options.length) for case in field}
     total = sum(price[case] * (len(missing[case]) + options.rounds + 1) for case in field)
     work = Work(total, on_step)
+    # one piece of memory: small results between the model's large ones would keep those from being used again
+    width = int(source.pretrained.model.config.hidden_size)
+    new = {case: np.empty((len(digests), width), dtype=np.float32) for case in field}
     for case in field:
         for index in missing[case]:
             work.step(f"embeddings, {case}: passage {index + 1} of {options.passages}", price[case])
-            found[case][digests[index]] = source.embed(case, index, options.seed).numpy()
+            new[case][index] = source.embed(case, index, options.seed).numpy()
+            found[case][digests[index]] = new[case][index]
             save_rows(found[case], stores[case])
     seconds = time_passages(options, source, field, work, sum(price.values()))
     rows = {case: np.stack([found[case][digest] for digest in digests]) for case in field}
