@@ -49,9 +49,10 @@ class Comparison:
             return
         from rich import box
         from rich.console import Console
-        from rich.segment import Segments
         from rich.table import Table
         from rich.text import Text
+
+        from skeinformer.lab.command import print_whole
 
         console = console or Console(highlight=False)
         columns = [column for column in LAYER_COLUMNS if column.heading not in HIDDEN]
@@ -64,7 +65,6 @@ class Comparison:
                 if whole and heads and table.row_count:
                     table.add_section()
                 table.add_row(*(Text(column.show(record)) for column in columns))
-        width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
-        console.print(Segments(console.render(table, console.options.update(width=width))), crop=False)
+        print_whole(console, table)
         for sentence in sentences(self.whole, self.layers):
             console.print(sentence, markup=False, soft_wrap=True)

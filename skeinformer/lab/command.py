@@ -9,6 +9,7 @@ from skeinformer.lab.approx import OnStep
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 USER_ERROR, INTERRUPTED = 2, 130  # exit statuses, those of `skein`
 
@@ -29,6 +30,14 @@ def start(kind: type[Options], run: Callable[[Options], object], arguments: Sequ
     except KeyboardInterrupt:
         return _fail("interrupted; call again to go on", INTERRUPTED)
     return 0
+
+
+def print_whole(console: "Console", table: "Table") -> None:
+    """Print a table as wide as it is: a narrow terminal wraps its lines, and no cell is cut."""
+    from rich.segment import Segments
+
+    width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+    console.print(Segments(console.render(table, console.options.update(width=width))), crop=False)
 
 
 @contextmanager

@@ -343,6 +343,8 @@ def show(
     from rich import box
     from rich.table import Table
 
+    from skeinformer.lab.command import print_whole
+
     common = common_fields(options, source)
     found = {key_of(record): record for record in records if record.get("kind") == "embeddings"}
     title = f"{options.passages} passages of {options.length:,} tokens; means over passages, medians of rounds"
@@ -354,7 +356,7 @@ def show(
             names = ("cosine", "cosine_min", "recall_1", "recall_10", "ratio")
             values = (f"{float(record[name] or 0):.3f}" for name in names)
             table.add_row(case.contender.label, str(case.samples or ""), *values)
-    console.print(table)
+    print_whole(console, table)
 
 
 if __name__ == "__main__":

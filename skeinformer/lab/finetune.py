@@ -376,6 +376,8 @@ def show(options: Finetune, cases: Sequence[Case], records: Sequence[Record], co
     from rich import box
     from rich.table import Table
 
+    from skeinformer.lab.command import print_whole
+
     common = common_fields(options)
     found = {key_of(record): record for record in records if record.get("kind") == "finetune"}
     title = f"n = {options.length:,}, {options.steps} steps of {options.batch}, {options.test_examples} test reviews"
@@ -387,7 +389,7 @@ def show(options: Finetune, cases: Sequence[Case], records: Sequence[Record], co
             if record := found.get(key_of({**common, "seed": seed, **case.fields})):
                 values = (f"{float(record[name] or 0):.3f}" for name in ("test_accuracy", "seconds", "ratio"))
                 table.add_row(case.contender.label, str(case.samples or ""), str(seed), *values)
-    console.print(table)
+    print_whole(console, table)
 
 
 if __name__ == "__main__":
