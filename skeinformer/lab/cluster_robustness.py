@@ -41,7 +41,7 @@ PASSES = {"both": "with backward", "forward": "forward"}
 CASE = ("method", "options", "samples")
 SETTING = ("model", "text", "n", "joined", "rows", "seed")  # what a row of the table is about
 ERROR_KEY = (*SETTING, "trial", "weights", "layer", *CASE)
-TIME_KEY = ("model", "n", "joined", "threads", "processor", *CASE)
+TIME_KEY = ("model", "n", "joined", "layer", "threads", "processor", *CASE)
 EXACT = 4  # the cost of exact attention in float64, in passes of float32
 STATES = 2000  # the cost of the hidden states of a token, in scores
 
@@ -66,6 +66,8 @@ class Options:
     """For how many queries exact attention is computed, and the error measured."""
     time_rounds: int = 5
     """How often each method is timed; 0 for no times."""
+    time_layer: int = 0
+    """The layer whose queries, keys and values are timed."""
     model: str | None = None
     """A BERT-style model of at least 6 layers, by name or folder. Default: the packaged MiniLM."""
     threads: int | None = None
@@ -141,6 +143,8 @@ def check_options(options: Options) -> None:
     for name, values in counts.items():
         for value in values:
             check_count(name, value)
+    if options.time_layer not in LAYERS:
+        raise ValueError(f"time_layer must be one of 0 to {LAYERS[-1]}, got {options.time_layer}")
     for name in ("time_rounds", "seed"):
         if getattr(options, name) < 0:
             raise ValueError(f"{name} must be at least 0, got {getattr(options, name)}")
@@ -221,14 +225,15 @@ def error_records(options: Options, inputs: Inputs, present: Iterable[Record], o
 def time_records(options: Options, inputs: Inputs, present: Iterable[Record], on_step: OnStep) -> Iterator[Record]:
     """Records of kind "robustness_time": each case in turn with the others, at each length and width.
 
-    On the first text, pretrained, layer 0. `both_ratio` and `forward_ratio` are to Skeinformer's time, round by round.
+    On the first text, pretrained, layer `time_layer`. `both_ratio` and `forward_ratio` are to Skeinformer's time, round
+    by round.
     """
     done = {key_of(record, TIME_KEY) for record in present if record.get("kind") == "robustness_time"}
     common: Record = {**options.common, "kind": "robustness_time", "rounds": options.time_rounds, "started": now()}
     common |= machine()
 
     def about(n: int, joined: int, case: Case) -> Record:
-        return {**common, "n": n, "joined": joined, **case.fields}
+        return {**common, "n": n, "joined": joined, "layer": options.time_layer, **case.fields}
 
     left = [
         (n, joined)
@@ -237,7 +242,7 @@ def time_records(options: Options, inputs: Inputs, present: Iterable[Record], on
     ]
     work = Work(float(sum(n for n, _ in left)), on_step)
     for n, joined in left:
-        place = Place(next(iter(inputs.texts)), n, 0, "pretrained", 0, joined)
+        place = Place(next(iter(inputs.texts)), n, 0, "pretrained", options.time_layer, joined)
         qkv = inputs(place)
         work.step(f"time at n = {n:,}, heads of {qkv[0].shape[-1]}", n)
         seed = stream_seed(options.seed, 0, "draws")
@@ -288,13 +293,14 @@ def error_ratios(records: Iterable[Record]) -> dict[tuple[Value, ...], dict[str,
     return found
 
 
-def table(records: Sequence[Record]) -> str:
+def table(records: Sequence[Record], time_layer: int = 0) -> str:
     """Markdown: errors and times over Skeinformer's, a row for each text, length and width; then who has won how often.
 
     An error is the geometric mean over INPUTS, with the least and the greatest.
     """
     found = error_ratios(records)
-    times = {key_of(r, ("model", "n", "joined", *CASE)): r for r in records if r.get("kind") == "robustness_time"}
+    timed = [r for r in records if r.get("kind") == "robustness_time" and r.get("layer", 0) == time_layer]
+    times = {key_of(r, ("model", "n", "joined", *CASE)): r for r in timed}
     widths = {key_of(r, SETTING): r.get("head_dim") for r in records}
     headings = [f"{name}: error" for name in CLUSTERS]
     headings += [f"{name}: time {words}" for name in CLUSTERS for words in PASSES.values()]
@@ -347,7 +353,7 @@ def run(options: Options) -> str:
             for record in measured(options, inputs, tuple(records), begin(part)):
                 append(options.records, record)
                 records.append(record)
-    return table(records)
+    return table(records, options.time_layer)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
