@@ -88,8 +88,9 @@ def cluster_sketch(
     scale = default_scale(query, options.scale)
     source = from_mask(key, value, key_mask)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not gradient_by_hand(query, value)):
-        asked = uniform_rows(noise.pilots, query_mask, max(options.num_pilots, ASKED * query.shape[-1]))
-        rows = Selection(*(x[..., : options.num_pilots] for x in asked))
+        rows = uniform_rows(noise.pilots, query_mask, options.num_pilots)
+        # from the other end of the ranks: the certificate's rows come next after the pilots, and must decide nothing
+        asked = uniform_rows(-noise.pilots, query_mask, ASKED * query.shape[-1])
         pilots = compute_pilots(query, rows, source, scale, with_mass=True)
         clusters = merge_clusters(
             pilots,

@@ -299,7 +299,7 @@ def calibrate(pilots: Pilots, keys: Tensor, total: Tensor, log_count: Tensor, sc
     """
     live = pilots.rows.live[..., None]  # (b, h, P, 1)
     log_seen = _pilot_scores(pilots, keys, total.dtype, scale).where(live, -torch.inf).logsumexp(-2)
-    log_seen = log_seen - live.sum(-2).clamp(min=1).log()
+    log_seen = log_seen - live.sum(-2).clamp(min=1).to(total.dtype).log()
     seen = (total > SEEN) & (log_seen.exp() > SEEN)
     log_weight = torch.where(seen, total.log() - log_seen, log_count)
     return log_weight.where(total > _tiny(total), -torch.inf)

@@ -163,7 +163,8 @@ def column_mass(pilots: Pilots, source: VirtualKeys, scale: float) -> Tensor:
     if pilots.mass is not None:
         return pilots.mass
     count = pilots.rows.live.sum(-1, keepdim=True).clamp(min=1)  # (b, h, 1)
-    log_mass = log_column_sums(pilots, source.keys, scale, power=1) + source.log_weights() - count.log()
+    log_sums = log_column_sums(pilots, source.keys, scale, power=1)
+    log_mass = log_sums + source.log_weights() - count.to(log_sums.dtype).log()
     return log_mass.exp().where(pilots.rows.live.any(-1, keepdim=True), 0)
 
 

@@ -244,9 +244,10 @@ def _root(query: Tensor, pilots: Tensor, u: Tensor, metric: str) -> Tensor:
     p = query.shape[-1]
     if metric == "plain":
         return torch.eye(p).to(query).expand(len(query), p, p)
-    asked = {"pilots": pilots, "queries": _take(query, u.topk(min(ASKED * p, u.shape[-1]), -1).indices)}.get(
-        metric, query
-    )
+    asked = {
+        "pilots": pilots,
+        "queries": _take(query, u.topk(min(ASKED * p, u.shape[-1]), -1, largest=False).indices),
+    }.get(metric, query)
     if metric == "uncentered":  # with the queries' negatives the mean is 0
         asked = torch.cat([query, -query], 1)
     root: Tensor = torch.linalg.cholesky(query_metric(asked, torch.ones_like(asked[..., 0], dtype=torch.bool)))
