@@ -89,6 +89,7 @@ def convert(
     `options` are those of `skeinformer.nn.MultiheadAttention`: budget, num_pilots, seed and the rest of `build`; layer
     i has the seed `seed + i` (0 unless given; None draws anew in evaluation too). `filter` chooses layers: a predicate
     on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes the options.
+    `self_attention` is that of the layer, None leaves it as it was; a decoder's cross-attention is never told.
 
     Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal, and
     its cross-attention, unless the method goes row by row or `decoder_cross_attention` says so; subclasses with a
@@ -105,8 +106,10 @@ def convert(
             own = {**options, "seed": seed + index} if type(seed) is int else options
             attentions[name] = build_attention(layer, method, **own)
     notice = DropoutNotice()
+    crossing = {id(decoder.multihead_attn) for decoder in decoders(model)}
     for name, attention in attentions.items():
-        change(layers[name], attention, method, notice, self_attention)
+        own_sequence = None if id(layers[name]) in crossing else self_attention
+        change(layers[name], attention, method, notice, own_sequence)
     leave_nested_tensors(model)
     notes = [f"{alias} is the same layer as {_shown(name)}" for alias, name in aliases.items()]
     notes += describe(model, method, {name: (layers[name], attention) for name, attention in attentions.items()})
@@ -261,7 +264,8 @@ def change(
             layer.__dict__["_before"] = Before(kind)
             layer.__class__ = sketched_class(kind)
     ours = cast(MultiheadAttention, layer)
-    ours.attention, ours.method, ours.notice, ours.self_attention = attention, method, notice, self_attention
+    ours.attention, ours.method, ours.notice = attention, method, notice
+    ours.self_attention = getattr(ours, "self_attention", None) if self_attention is None else self_attention
 
 
 def leave_nested_tensors(model: nn.Module) -> None:

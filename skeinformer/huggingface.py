@@ -171,7 +171,8 @@ def load_pretrained(name_or_folder: str | PathLike[str], kind: Any = AutoModel, 
     As always, they hold for all models that have the name.
     """
     found, _ = PreTrainedConfig.get_config_dict(name_or_folder, **options)
-    if not isinstance(settings := found.get("skeinformer"), dict):
+    # transformers' own save_pretrained keeps the settings of a model that was loaded with them, but not the name
+    if not isinstance(settings := found.get("skeinformer"), dict) or "attn_implementation" not in found:
         raise ValueError(
             f"{name_or_folder} was not saved by skeinformer.huggingface.save_pretrained; use "
             "from_pretrained(..., attn_implementation='skein')"

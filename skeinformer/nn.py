@@ -71,10 +71,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         self.configure(method, self_attention=self_attention, **options)
 
     def configure(self, method: str, *, self_attention: bool | None = None, **options: Any) -> None:
-        """Attend by another method, or with other options; the weights stay."""
+        """Attend by another method, or with other options; the weights stay, and so does `self_attention` if None."""
         check_self_attention(self_attention)
         self.attention = build_attention(self, method, **options)
-        self.method, self.self_attention = method, self_attention
+        self.method = method
+        self.self_attention = getattr(self, "self_attention", None) if self_attention is None else self_attention
 
     # torch's encoder layers compute attention themselves in evaluation ("fast path", nested tensors) and never call a
     # module that says yes here. What is true of the weights stays in the object's dictionary, and decides their making

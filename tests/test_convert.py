@@ -310,11 +310,22 @@ def test_new_parameters_are_reported() -> None:
     assert list(model.state_dict()) == list(encoder().state_dict())
 
 
+def test_a_decoders_cross_attention_is_not_told_that_it_is_self_attention() -> None:
+    """Its padding is that of the memory, and would else be taken for that of the queries."""
+    layer = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
+    x, memory, padding = torch.randn(1, 6, 8), torch.randn(1, 6, 8), torch.arange(6)[None] >= 3
+    expected = layer(x, memory, memory_key_padding_mask=padding)
+    convert(layer, "softmax", self_attention=True)
+    torch.testing.assert_close(layer(x, memory, memory_key_padding_mask=padding), expected)
+
+
 def test_layers_built_as_ours_are_changed_and_restored() -> None:
     model = nn.Sequential(skeinformer.nn.MultiheadAttention(8, 2, method="vmean", self_attention=True))
-    convert(model, "cluster")
+    convert(model, "cluster", self_attention=False)
     assert model[0].method == "cluster"
-    assert model[0].self_attention is None
+    assert model[0].self_attention is False
+    convert(model, "cluster", budget=4)
+    assert model[0].self_attention is False  # what it was told stays
     model.eval().to(torch.float64)
     restore(model)
     assert model[0].method == "vmean"

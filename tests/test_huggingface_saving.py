@@ -37,6 +37,16 @@ def sketched(name: str = "bert", implementation: str = "skein") -> Any:
     return model
 
 
+def test_settings_without_a_name_are_not_loaded(tmp_path: Path) -> None:
+    """transformers' own methods keep the settings of a folder, and drop the name of the attention."""
+    huggingface.save_pretrained(sketched(), tmp_path / "sketched")
+    model = transformers.BertModel.from_pretrained(tmp_path / "sketched")
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path / "exact")
+    with pytest.raises(ValueError, match=r"was not saved by skeinformer\.huggingface\.save_pretrained"):
+        huggingface.load_pretrained(tmp_path / "exact")
+
+
 def test_transformers_alone_saves_an_exact_model(tmp_path: Path) -> None:
     model = sketched()
     model.save_pretrained(tmp_path)

@@ -8,6 +8,7 @@ the sketch (recall); and the time of the whole model as a share of that with exa
 
 Embeddings are kept in a folder, each as soon as it is computed, by a digest of the model and one of all tokens of its
 passage: a run can be stopped, continued and extended, and never takes the embeddings of another text or other weights.
+A change of a method's code is not noticed: delete the folder and the records then.
 """
 
 import hashlib
