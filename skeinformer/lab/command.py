@@ -1,11 +1,16 @@
 """What studies share that are started by `python -m skeinformer.lab.NAME`: arguments, progress, errors in one line."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
+
 from skeinformer.lab.approx import OnStep
+from skeinformer.records import Record, append
+from skeinformer.registry import check_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,6 +35,20 @@ def start(kind: type[Options], run: Callable[[Options], object], arguments: Sequ
     except KeyboardInterrupt:
         return _fail("interrupted; call again to go on", INTERRUPTED)
     return 0
+
+
+def use_threads(threads: int | None) -> None:
+    """Tell torch how many threads to use; None leaves it its own choice."""
+    if threads is not None:
+        check_count("threads", threads)
+        torch.set_num_threads(threads)
+
+
+def gather(path: Path, known: list[Record], found: Iterable[Record]) -> None:
+    """Append each record to the file, and to what is known, as soon as it is measured."""
+    for record in found:
+        append(path, record)
+        known.append(record)
 
 
 def print_whole(console: "Console", table: "Table") -> None:

@@ -32,7 +32,7 @@ from skeinformer.lab.measure import interleaved, quartiles, ratio
 from skeinformer.lab.pretrained import Pretrained, load_model, load_texts, long_positions, up_to_tokens
 from skeinformer.lab.speed import spread
 from skeinformer.lab.switched import EXACT, cases_of, shown_name, switch
-from skeinformer.records import Record, append, machine, read
+from skeinformer.records import Record, machine, read
 from skeinformer.registry import check_count
 
 if TYPE_CHECKING:
@@ -115,21 +115,17 @@ def run_embeddings(options: Embeddings, console: "Console | None" = None) -> Pat
     """Measure what is missing in the records file, print a table, and return the path of the file."""
     from rich.console import Console
 
-    from skeinformer.lab.command import progress
+    from skeinformer.lab.command import gather, progress, use_threads
 
     console = console or Console(highlight=False)
     cases = make_cases(options)
-    if options.threads is not None:
-        check_count("threads", options.threads)
-        torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     known = read(options.records) if options.records.exists() else []
     with progress(console) as on_step:
         on_step("loading the model and the texts", 0.0)
         source = load_source(options)
         try:
-            for record in embedding_records(options, source, cases, known, on_step):
-                append(options.records, record)
-                known.append(record)
+            gather(options.records, known, embedding_records(options, source, cases, known, on_step))
         finally:
             source.pretrained.model.set_attn_implementation("sdpa")
     show(options, source, cases, known, console)

@@ -31,7 +31,7 @@ from skeinformer.lab.measure import Quartiles, interleaved, quartiles, ratio
 from skeinformer.lab.pretrained import Pretrained, load_model, long_positions, self_attention
 from skeinformer.lab.speed import spread
 from skeinformer.lab.switched import EXACT, cases_of, shown_name, switch
-from skeinformer.records import Record, append, machine, read
+from skeinformer.records import Record, machine, read
 from skeinformer.registry import check_count, check_number
 from skeinformer.rows import masked_mean
 
@@ -136,22 +136,18 @@ def run_finetune(options: Finetune, console: "Console | None" = None) -> Path:
     """Measure what is missing in the records file, print a table, and return the path of the file."""
     from rich.console import Console
 
-    from skeinformer.lab.command import progress
+    from skeinformer.lab.command import gather, progress, use_threads
 
     console = console or Console(highlight=False)
     cases = make_cases(options)
-    if options.threads is not None:
-        check_count("threads", options.threads)
-        torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     known = read(options.records) if options.records.exists() else []
     with progress(console) as on_step:
         on_step("loading the model and the reviews", 0.0)
         pretrained = load_model(options.model)
         data = load_data(options, pretrained)
         huggingface.register()
-        for record in finetune_records(options, pretrained, data, cases, known, on_step):
-            append(options.records, record)
-            known.append(record)
+        gather(options.records, known, finetune_records(options, pretrained, data, cases, known, on_step))
     show(options, cases, known, console)
     return options.records
 
