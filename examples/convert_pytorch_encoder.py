@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import skeinformer
-from skeinformer.lab.measure import interleaved, ratio
+from skeinformer.compare.measure import interleaved, ratio
 
 WIDTH, HEADS, LAYERS = 64, 2, 2
 CONTENDERS = [("vmean", 1), ("skeinformer", 64), ("skeinformer", 256), ("cluster", 64)]
@@ -39,10 +39,10 @@ def main() -> None:
         return output[~padding]
 
     exact = run()
-    print(skeinformer.convert(model, budget=64))
+    print(skeinformer.nn.convert(model, budget=64))
     print(f"\nn = {length}; error of the encoder's output |R - E| / |E|, time as a share of the exact model's\n")
     for method, budget in CONTENDERS:
-        skeinformer.convert(model, method, budget=budget)
+        skeinformer.nn.convert(model, method, budget=budget)
         error = (run() - exact).norm() / exact.norm()
 
         def run_exact() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
             run()
 
         def run_sketched(method: str = method, budget: int = budget) -> None:
-            skeinformer.convert(model, method, budget=budget)
+            skeinformer.nn.convert(model, method, budget=budget)
             run()
 
         seconds = interleaved({"exact": run_exact, "sketched": run_sketched}, rounds=3)

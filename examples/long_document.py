@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer import huggingface
-from skeinformer.lab.pretrained import Pretrained, load_model, load_text, long_positions, up_to_tokens
+from skeinformer.lab.measure.pretrained import Pretrained, load_model, load_text, long_positions, up_to_tokens
 
 
 def tokenize(pretrained: Pretrained, text: str, most: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification
 
 from skeinformer import huggingface
-from skeinformer.lab.pretrained import first_tokens, load_model, load_text, long_positions, minilm_folder
+from skeinformer.lab.measure.pretrained import first_tokens, load_model, load_text, long_positions, minilm_folder
 
 TEXTS = 4
 

@@ -12,11 +12,11 @@ from skeinformer.attention import (
     SkeinInfo,
     SkeinNoise,
     build,
-    choose_num_samples,
+    choose_budget,
     cluster_attention,
     skein_attention,
 )
-from skeinformer.convert import Conversion, convert, restore
+from skeinformer.nn.convert import Conversion, convert, restore
 from skeinformer.sketch import SKETCHES, Sketch, draw
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ __all__ = [
     "SkeinNoise",
     "Sketch",
     "build",
-    "choose_num_samples",
+    "choose_budget",
     "cluster_attention",
     "compare",
     "convert",
@@ -46,5 +46,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`compare` is no part of the core: it is imported when it is asked for."""
     if name == "compare":
-        return import_module("skeinformer.comparison").compare
+        return import_module("skeinformer.compare").compare
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

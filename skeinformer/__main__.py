@@ -2,6 +2,6 @@
 
 import sys
 
-from skeinformer.cli import main
+from skeinformer.lab.cli import main
 
 sys.exit(main())

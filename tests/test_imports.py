@@ -121,7 +121,7 @@ def test_imports_point_one_way(path: Path) -> None:
         ("skeinformer.attention.skein", "from . import METHODS", "its own package's __init__"),
         ("skeinformer.attention.skein", "from skeinformer import build", "the package skeinformer itself"),
         ("skeinformer.attention.skein", "import transformers.models", "the core may import torch, numpy"),
-        ("skeinformer", "from skeinformer.cli import main", "not part of the core"),
+        ("skeinformer", "from skeinformer.lab.cli import main", "not part of the core"),
         ("skeinformer.zoo", "import torch", "add it to the order"),
     ],
 )
@@ -135,8 +135,8 @@ def test_a_wrong_import_is_found(module: str, source: str, complaint: str) -> No
     [
         ("skeinformer.sketch.base", "import math\nimport torch.nn.functional as F\nfrom skeinformer import noise"),
         ("skeinformer.attention.skein", "from skeinformer.sketch import draw\nfrom .virtual_keys import attend"),
-        ("skeinformer.lab.speed", "import transformers\nfrom skeinformer.attention import METHODS"),
-        ("skeinformer.cli", "from skeinformer import __version__, theory"),
+        ("skeinformer.lab.measure.speed", "import transformers\nfrom skeinformer.attention import METHODS"),
+        ("skeinformer.lab.cli", "from skeinformer import __version__, theory"),
     ],
 )
 def test_a_right_import_passes(module: str, source: str) -> None:
@@ -144,7 +144,7 @@ def test_a_right_import_passes(module: str, source: str) -> None:
 
 
 def test_importing_the_package_is_light() -> None:
-    heavy = ["transformers", "matplotlib", "rich", "tyro", "pyarrow", "skeinformer.comparison"]
+    heavy = ["transformers", "matplotlib", "rich", "tyro", "pyarrow", "skeinformer.compare"]
     program = f"import sys, skeinformer; print(*[name for name in {heavy} if name in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, check=True

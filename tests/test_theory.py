@@ -349,7 +349,7 @@ def test_leading_dimensions_are_independent() -> None:
 def test_row_measures_rise_together_on_real_rows(layer: int, least: float) -> None:
     """The median over 12 heads, n = 512, was 0.92, 0.44, 0.48 and 0.91: not everywhere high."""
     pytest.importorskip("transformers", reason="reads the pretrained model with transformers, of the extra lab")
-    from skeinformer.lab.pretrained import minilm_folder, pretrained_qkv
+    from skeinformer.lab.measure.pretrained import minilm_folder, pretrained_qkv
 
     try:
         minilm_folder()

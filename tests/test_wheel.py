@@ -90,7 +90,7 @@ assert out.isfinite().all()
 exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
 torch.testing.assert_close(skeinformer.skein_attention(q, k, v, num_samples=100), exact)
 layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True).eval()
-assert skeinformer.convert(layer, "cluster", budget=32).converted == ("self_attn",)
+assert skeinformer.nn.convert(layer, "cluster", budget=32).converted == ("self_attn",)
 x = torch.randn(2, 100, 64)
 assert layer(x).isfinite().all()
 assert len(skeinformer.compare(layer, x, budget=16, rounds=1, show=False).records()) == 6

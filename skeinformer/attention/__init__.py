@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from skeinformer.attention.base import Attention
 from skeinformer.attention.block_sparse import BigBird, BlockBert, Longformer, SparseTransformer
-from skeinformer.attention.budget import choose_num_samples
+from skeinformer.attention.budget import choose_budget
 from skeinformer.attention.cluster import Cluster, ClusterInfo, ClusterNoise, cluster_attention
 from skeinformer.attention.exact import Softmax, VMean
 from skeinformer.attention.informer import Informer
@@ -216,7 +216,7 @@ __all__ = [
     "VirtualKeys",
     "build",
     "build_from",
-    "choose_num_samples",
+    "choose_budget",
     "cluster_attention",
     "skein_attention",
 ]

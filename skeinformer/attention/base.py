@@ -3,7 +3,7 @@
 The letters of Chen et al. (2022), used throughout the package:
 
     b  batch        h  heads             n  tokens (queries; keys where the two differ: n_k)
-    m  real tokens  p  head width        d  sketch size, `num_samples`
+    m  real tokens  p  head width        d  sketch size, `budget`
     s  scale, 1/sqrt(p) by default       J  pilot rows, J' selected columns
     A = exp(s Q K^T), D = diag(A 1), B = D^-1 A = softmax(s Q K^T); the output R approximates B V
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from skeinformer.noise import Rand, from_generator, from_seed, only_shapes
 from skeinformer.registry import check_count
-from skeinformer.rows import plain_cpu
+from skeinformer.kernels.rows import plain_cpu
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -12,7 +12,7 @@ from skeinformer.attention.skein import skein_attention
 from skeinformer.registry import check_choice, check_number
 
 
-def choose_num_samples(
+def choose_budget(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -32,14 +32,14 @@ def choose_num_samples(
     if not check_number("tolerance", tolerance, "above 0, a relative error such as 0.1") > 0:
         raise ValueError(f"tolerance must be above 0, a relative error such as 0.1, got {tolerance}")
     check_choice("statistic", statistic, ("worst", "mean"))
-    for reserved in ("num_samples", "return_info", "noise"):
+    for reserved in ("budget", "return_info", "noise"):
         if reserved in options:
-            raise TypeError(f"choose_num_samples sets {reserved!r} itself; leave it out")
+            raise TypeError(f"choose_budget sets {reserved!r} itself; leave it out")
     prepare(query, key, value)
     d, n, reached = 1, key.shape[-2], float("inf")
     while d < n:
         with torch.no_grad():
-            _, info = attention(query, key, value, num_samples=d, return_info=True, generator=generator, **options)
+            _, info = attention(query, key, value, budget=d, return_info=True, generator=generator, **options)
         reached = _upper(info.error, info.error_se, statistic)
         if reached <= tolerance:
             return d

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from skeinformer.attention.pilots import Pilots, Selection, uniform_rows
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, statistics_dtype
-from skeinformer.rows import gather_rows
+from skeinformer.kernels.rows import gather_rows
 
 
 class Rows(NamedTuple):

@@ -30,7 +30,7 @@ from skeinformer.attention.pilots import Pilots, Selection, compute_pilots, unif
 from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
 from skeinformer.noise import Rand
 from skeinformer.registry import check_choice, check_count, check_flag, check_number
-from skeinformer.rows import gather_rows
+from skeinformer.kernels.rows import gather_rows
 
 Quality = Literal["fast", "accurate"]
 
@@ -47,7 +47,7 @@ class ClusterInfo(NamedTuple):
 
     pilots: Tensor  # (b, h, num_pilots) row indices, -1 for an empty slot
     assignment: Tensor  # (b, h, n_k) the cluster of each key, -1 for padding
-    log_weight: Tensor  # (b, h, num_samples) of each cluster, -inf for an empty one
+    log_weight: Tensor  # (b, h, budget) of each cluster, -inf for an empty one
     factor: Tensor  # (b, h) of the linear term
     error: Tensor  # (b, h) estimated relative Frobenius error of the output
     error_se: Tensor  # (b, h) its standard error
@@ -56,7 +56,7 @@ class ClusterInfo(NamedTuple):
 class ClusterOptions(NamedTuple):
     """What `cluster_attention` is told beside its inputs."""
 
-    num_samples: int
+    budget: int
     num_pilots: int
     num_steps: int
     first_order: bool
@@ -96,7 +96,7 @@ def cluster_sketch(
             pilots,
             source,
             noise.centers,
-            options.num_samples,
+            options.budget,
             num_steps=options.num_steps,
             first_order=options.first_order,
             scale=scale,
@@ -132,7 +132,7 @@ def describe(
     return ClusterInfo(
         pilots.rows.marked(options.num_pilots),
         merge.assignment.where(source.log_weights() > -torch.inf, -1),
-        F.pad(log_weight, (0, options.num_samples - log_weight.shape[-1]), value=-torch.inf),
+        F.pad(log_weight, (0, options.budget - log_weight.shape[-1]), value=-torch.inf),
         torch.zeros_like(error) if factor is None else factor[..., 0],
         error,
         error_se,
@@ -146,7 +146,7 @@ def draw_cluster_noise(query: Tensor, key: Tensor, rand: Rand) -> ClusterNoise:
 
 def check_cluster_options(
     quality: Quality,
-    num_samples: int | None,
+    budget: int | None,
     num_pilots: int | None,
     num_steps: int | None,
     first_order: bool,
@@ -156,8 +156,8 @@ def check_cluster_options(
     """The options, those of the quality where None is given, or an error that says which is wrong."""
     check_choice("quality", quality, tuple(QUALITIES))
     clusters, pilots, steps = QUALITIES[quality]
-    clusters = clusters if num_samples is None else num_samples
-    check_count("num_samples", clusters)
+    clusters = clusters if budget is None else budget
+    check_count("budget", clusters)
     pilots = min(pilots, clusters) if num_pilots is None else num_pilots
     steps = steps if num_steps is None else num_steps
     for name, count in (("num_pilots", pilots), ("num_checks", num_checks)):
@@ -176,7 +176,7 @@ class Cluster(Attention):
     Centers are drawn by Eq. (5) of Chen et al. (2022) and moved by `num_steps` Lloyd steps over a sample of the keys;
     every key joins the nearest, in the metric of the queries. Means are weighted by the columns' mass in the pilot
     rows, and the log weights w' give each cluster its mass there. `first_order` adds the linear term: C is the
-    covariance of keys and values within clusters, a in [0, 1] fits the pilots. `num_samples`, d, is the budget unless
+    covariance of keys and values within clusters, a in [0, 1] fits the pilots. `budget`, d, is the budget unless
     given; `quality` sets the rest: "fast" is 16 pilots, "accurate" 64, never more than d, and 1 step. `certify` also
     estimates the error. No parameters.
     Time O(n (d + P + p) p), memory O((n + d) p).
@@ -187,18 +187,17 @@ class Cluster(Attention):
         *,
         head_dim: int,
         max_len: int | None = None,
-        budget: int = 256,
+        budget: int | None = None,
         seed: int | None = None,
         quality: Quality = "fast",
-        num_samples: int | None = None,
         num_pilots: int | None = None,
         num_steps: int | None = None,
         first_order: bool = True,
         scale: float | None = None,
     ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        num_samples = budget if num_samples is None else num_samples
-        self.options = check_cluster_options(quality, num_samples, num_pilots, num_steps, first_order, scale, 32)
+        self_options = check_cluster_options(quality, budget, num_pilots, num_steps, first_order, scale, 32)
+        super().__init__(head_dim=head_dim, max_len=max_len, budget=self_options.budget, seed=seed)
+        self.options = self_options
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
         return draw_cluster_noise(query, key, rand)
@@ -254,7 +253,7 @@ def cluster_attention(
     key_mask: Tensor | None = ...,
     query_mask: Tensor | None = ...,
     quality: Quality = ...,
-    num_samples: int | None = ...,
+    budget: int | None = ...,
     num_pilots: int | None = ...,
     num_steps: int | None = ...,
     first_order: bool = ...,
@@ -275,7 +274,7 @@ def cluster_attention(
     key_mask: Tensor | None = ...,
     query_mask: Tensor | None = ...,
     quality: Quality = ...,
-    num_samples: int | None = ...,
+    budget: int | None = ...,
     num_pilots: int | None = ...,
     num_steps: int | None = ...,
     first_order: bool = ...,
@@ -295,7 +294,7 @@ def cluster_attention(
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
     quality: Quality = "fast",
-    num_samples: int | None = None,
+    budget: int | None = None,
     num_pilots: int | None = None,
     num_steps: int | None = None,
     first_order: bool = True,
@@ -305,16 +304,16 @@ def cluster_attention(
     return_info: bool = False,
     num_checks: int = 32,
 ) -> Tensor | tuple[Tensor, ClusterInfo]:
-    """softmax(s Q K^T) V approximated over `num_samples` weighted means of clusters of keys: (b, h, n, p_v).
+    """softmax(s Q K^T) V approximated over `budget` weighted means of clusters of keys: (b, h, n, p_v).
 
     `quality` sets what is not given: "fast" is 16 clusters and 16 pilots, "accurate" 128 and 64 (pilots never more than
     clusters), both with 1 Lloyd step. With `return_info` the result is (output, ClusterInfo), the output the same to
     the bit; `num_checks` more rows are then computed to estimate its error. Clusters and their weights carry no
-    gradient; all keys and values do, through the means, the linear term and the pilot rows. Exact where num_samples
+    gradient; all keys and values do, through the means, the linear term and the pilot rows. Exact where budget
     is at least the number of real keys.
     Time O(n (d + P + p) p) for P pilots, memory O((n + d) p).
     """
-    options = check_cluster_options(quality, num_samples, num_pilots, num_steps, first_order, scale, num_checks)
+    options = check_cluster_options(quality, budget, num_pilots, num_steps, first_order, scale, num_checks)
     inputs = prepare(query, key, value, key_mask, query_mask)
     settled = settle_noise(draw_cluster_noise, inputs, noise, generator)
     with no_autocast(inputs.query.device):

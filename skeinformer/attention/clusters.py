@@ -26,7 +26,7 @@ from skeinformer.attention.pilots import (
     sample_without_replacement,
 )
 from skeinformer.attention.virtual_keys import VirtualKeys
-from skeinformer.rows import add_rows_, batches, gather_rows, is_one_batch, pieces, plain_cpu
+from skeinformer.kernels.rows import add_rows_, batches, gather_rows, is_one_batch, pieces, plain_cpu
 
 UNSEEN = 1e-20  # the mass of a key that no pilot sees: among its like it counts, beside others it does not
 SAMPLE = 8  # keys per cluster that the Lloyd steps see

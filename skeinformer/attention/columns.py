@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skeinformer.attention.pilots import Selection
 from skeinformer.attention.virtual_keys import VirtualKeys, statistics_dtype
-from skeinformer.rows import add_rows_, gather_rows, is_one_batch, plain_cpu
+from skeinformer.kernels.rows import add_rows_, gather_rows, is_one_batch, plain_cpu
 
 
 class ColumnMerge(NamedTuple):

@@ -27,7 +27,7 @@ from skeinformer.attention.base import Attention, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask, statistics_dtype
 from skeinformer.noise import MULTIPLIERS, Rand, scramble
 from skeinformer.registry import check_choice, check_number
-from skeinformer.rows import gather_rows, plain_cpu
+from skeinformer.kernels.rows import gather_rows, plain_cpu
 
 Sparsity = Literal["max_mean", "paper"]
 

@@ -38,7 +38,7 @@ class PerformerNoise(NamedTuple):
 
 
 class Performer(Attention):
-    """FAVOR+ of Choromanski et al. (2021): E[phi(q) . phi(k)] = exp(s q . k), `num_features` (the budget) features.
+    """FAVOR+ of Choromanski et al. (2021): E[phi(q) . phi(k)] = exp(s q . k), `budget` features.
 
     phi_f(x) = exp(w_f . x - |x|^2 / 2) / sqrt(m) with x scaled by sqrt(s) = p^(-1/4). The w_f are N(0, I), orthogonal
     in blocks of p. By default every call in training draws them anew for each example and head, as does evaluation
@@ -56,7 +56,6 @@ class Performer(Attention):
         max_len: int | None = None,
         budget: int = 256,
         seed: int | None = None,
-        num_features: int | None = None,
         redraw: bool = True,
         scale: float | None = None,
     ) -> None:
@@ -66,8 +65,6 @@ class Performer(Attention):
         self.draws = 0  # how often redraw_features() was called; a Python number, so that no call waits for the device
         if not redraw:
             self.register_buffer("drawn", torch.tensor(0))  # the same, for state_dict
-        self.num_features = budget if num_features is None else num_features
-        check_count("num_features", self.num_features)
         if scale is not None and not check_number("scale", scale, "positive") > 0:
             raise ValueError(f"scale must be positive, got {scale}: queries and keys are each multiplied by its root")
         self.scale = scale
@@ -91,7 +88,7 @@ class Performer(Attention):
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> PerformerNoise:
         p = query.shape[-1]
-        return PerformerNoise(rand(math.ceil(self.num_features / p), p, p), rand(self.num_features, p))
+        return PerformerNoise(rand(math.ceil(self.budget / p), p, p), rand(self.budget, p))
 
     def attend(
         self,
@@ -112,7 +109,7 @@ class Performer(Attention):
         return linear_attention(query, key, value.to(dtype), features, key_mask).to(given)
 
     def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, num_features={self.num_features}"
+        return f"head_dim={self.head_dim}, budget={self.budget}"
 
 
 class LinearTransformer(Attention):

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, attend_backward, attend_with_normalizer
-from skeinformer.rows import batches, gather_rows, plain_cpu, write_rows_
+from skeinformer.kernels.rows import batches, gather_rows, plain_cpu, write_rows_
 
 MANY = 1 / 6  # from this share of pilots on, gathering the other rows is quicker than computing all
 

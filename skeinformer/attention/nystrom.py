@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from skeinformer.attention.base import Attention, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask, statistics_dtype
 from skeinformer.registry import check_count
-from skeinformer.rows import gather_rows
+from skeinformer.kernels.rows import gather_rows
 from skeinformer.sketch.base import scatter_sum
 
 
@@ -35,7 +35,7 @@ class Segments(NamedTuple):
 
 
 class Nystromformer(Attention):
-    """softmax(s Q K~^T) A^+ softmax(s Q~ K^T) V of Xiong et al. (2021), `num_landmarks` (the budget) landmarks.
+    """softmax(s Q K~^T) A^+ softmax(s Q~ K^T) V of Xiong et al. (2021), `budget` landmarks.
 
     Exact for an example of at most that many real keys, or real queries. Otherwise rows sum to one only as far as the
     pseudo-inverse is one: `pinv_iterations` steps approach it, and the error they leave can exceed that of the
@@ -51,15 +51,12 @@ class Nystromformer(Attention):
         max_len: int | None = None,
         budget: int = 256,
         seed: int | None = None,
-        num_landmarks: int | None = None,
         pinv_iterations: int = 6,
         conv_kernel: int | None = None,
         num_heads: int | None = None,
         scale: float | None = None,
     ) -> None:
         super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        self.num_landmarks = budget if num_landmarks is None else num_landmarks
-        check_count("num_landmarks", self.num_landmarks)
         check_count("pinv_iterations", pinv_iterations)
         self.pinv_iterations = pinv_iterations
         self.scale = scale
@@ -89,7 +86,7 @@ class Nystromformer(Attention):
         query_mask: Tensor | None,
         noise: None,
     ) -> Tensor:
-        scale, size = default_scale(query, self.scale), self.num_landmarks
+        scale, size = default_scale(query, self.scale), self.budget
         if min(query.shape[-2], key.shape[-2]) <= size:  # the landmarks of one side are its tokens
             output = attend(query, from_mask(key, value, key_mask), scale)
         else:
@@ -102,7 +99,7 @@ class Nystromformer(Attention):
         return (output.to(wide) + residual).to(query.dtype)
 
     def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, num_landmarks={self.num_landmarks}, pinv_iterations={self.pinv_iterations}"
+        return f"head_dim={self.head_dim}, budget={self.budget}, pinv_iterations={self.pinv_iterations}"
 
 
 def depthwise_conv(conv_kernel: int, num_heads: int | None) -> nn.Conv2d:

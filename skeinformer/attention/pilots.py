@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skeinformer.attention.virtual_keys import VirtualKeys, attend_with_normalizer, statistics_dtype
 from skeinformer.noise import gumbel
-from skeinformer.rows import gather_rows, is_one_batch, plain_cpu
+from skeinformer.kernels.rows import gather_rows, is_one_batch, plain_cpu
 
 EMPTY = -1e30  # the log weight of a pilot that is none: a finite stand-in for -inf
 CACHED = 2**19  # scores that are worked on at a time

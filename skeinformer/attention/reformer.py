@@ -25,7 +25,7 @@ from skeinformer.attention.base import Attention, clear_padding, default_scale
 from skeinformer.attention.virtual_keys import statistics_dtype
 from skeinformer.noise import Rand, normal
 from skeinformer.registry import check_count
-from skeinformer.rows import plain_cpu
+from skeinformer.kernels.rows import plain_cpu
 
 COLUMNS = 64  # of R, at most: for more than twice as many buckets, a bucket is a pair of hashes
 ITSELF = -1e9  # the score of a token with itself: it counts where no other is seen in any round

@@ -56,7 +56,7 @@ class SkeinInfo(NamedTuple):
     """What was selected, and how far off the output is."""
 
     pilots: Tensor  # (b, h, num_pilots) row indices, -1 for an empty slot
-    columns: Tensor  # (b, h, num_samples) column indices, -1 for an empty slot
+    columns: Tensor  # (b, h, budget) column indices, -1 for an empty slot
     log_probability: Tensor  # (b, h, n_k) of Eq. (5), normalized; -inf for padding
     error: Tensor  # (b, h) estimated relative Frobenius error of the output
     error_se: Tensor  # (b, h) its standard error
@@ -65,7 +65,7 @@ class SkeinInfo(NamedTuple):
 class SkeinOptions(NamedTuple):
     """What `skein_attention` is told beside its inputs."""
 
-    num_samples: int
+    budget: int
     num_pilots: int
     columns: Columns
     row_norm: RowNorm
@@ -108,7 +108,7 @@ def algorithm_1(
             log_probability = log_importance(pilots, source, scale)
         if not sampled:
             # lines 5 to 10: columns J', and what stands for the others
-            chosen = sample_without_replacement(log_probability, noise.columns, options.num_samples)
+            chosen = sample_without_replacement(log_probability, noise.columns, options.budget)
             merge, virtual = merge_columns(source, chosen, with_rest=options.row_norm == "adaptive")
     reused = pilots if options.reuse_pilots else None
     if sampled:
@@ -158,19 +158,19 @@ def describe(
     else:
         pilot_rows = pilots.rows.marked(options.num_pilots)
     log_probability = log_probability.log_softmax(-1).where(source.log_weights() > -torch.inf, -torch.inf)
-    return SkeinInfo(pilot_rows, chosen.marked(options.num_samples), log_probability, error, error_se)
+    return SkeinInfo(pilot_rows, chosen.marked(options.budget), log_probability, error, error_se)
 
 
 def draw_skein_noise(options: SkeinOptions, query: Tensor, key: Tensor, rand: Rand) -> SkeinNoise:
     """Noise for `algorithm_1`: one number per query and per key (per sample, for the inverse CDF of Definition 1)."""
     pilots = rand(query.shape[-2])
     if options.row_norm == "none":
-        return SkeinNoise(pilots, rand(options.num_samples, dtype=torch.float64))
+        return SkeinNoise(pilots, rand(options.budget, dtype=torch.float64))
     return SkeinNoise(pilots, rand(key.shape[-2]))
 
 
 def check_skein_options(
-    num_samples: int,
+    budget: int,
     num_pilots: int | None,
     columns: Columns,
     row_norm: RowNorm,
@@ -179,15 +179,15 @@ def check_skein_options(
     num_checks: int,
 ) -> SkeinOptions:
     """The options, or an error that says which of them is wrong and what it may be."""
-    num_pilots = num_samples if num_pilots is None else num_pilots
-    for name, count in (("num_samples", num_samples), ("num_pilots", num_pilots), ("num_checks", num_checks)):
+    num_pilots = budget if num_pilots is None else num_pilots
+    for name, count in (("budget", budget), ("num_pilots", num_pilots), ("num_checks", num_checks)):
         check_count(name, count)
     check_choice("columns", columns, ("importance", "uniform"))
     check_choice("row_norm", row_norm, ("adaptive", "simple", "none"))
     check_flag("reuse_pilots", reuse_pilots)
     if scale is not None:
         check_number("scale", scale, "a finite number, or None for 1/sqrt(p)")
-    return SkeinOptions(num_samples, num_pilots, columns, row_norm, reuse_pilots, scale, num_checks)
+    return SkeinOptions(budget, num_pilots, columns, row_norm, reuse_pilots, scale, num_checks)
 
 
 class Skeinformer(Attention):
@@ -196,7 +196,7 @@ class Skeinformer(Attention):
     Algorithm 1 of Chen et al. (2022), as `skein_attention`: P pilot rows are computed exactly (`num_pilots`, by default
     as many as samples), d columns J' are drawn without replacement with p_i ~ (sum_J b_ji^2)^(1/2) |V_i|, the others
     are filled with the geometric mean of those (`row_norm`: "adaptive"; "simple" leaves them out; "none" is
-    D^-1 A S S^T V), and the pilot rows are written over the result (`reuse_pilots`). `num_samples`, d, is the budget
+    D^-1 A S S^T V), and the pilot rows are written over the result (`reuse_pilots`). `budget`, d, is the budget
     unless given. `certify` also estimates the error. No parameters.
     Time O(n (d + P) p), memory O((n + d) p); `row_norm="none"` O(n^2 p).
     """
@@ -208,7 +208,6 @@ class Skeinformer(Attention):
         max_len: int | None = None,
         budget: int = 256,
         seed: int | None = None,
-        num_samples: int | None = None,
         num_pilots: int | None = None,
         columns: Columns = "importance",
         row_norm: RowNorm = "adaptive",
@@ -216,8 +215,7 @@ class Skeinformer(Attention):
         scale: float | None = None,
     ) -> None:
         super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        num_samples = budget if num_samples is None else num_samples
-        self.options = check_skein_options(num_samples, num_pilots, columns, row_norm, reuse_pilots, scale, 32)
+        self.options = check_skein_options(budget, num_pilots, columns, row_norm, reuse_pilots, scale, 32)
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
         return draw_skein_noise(self.options, query, key, rand)
@@ -272,7 +270,7 @@ def skein_attention(
     *,
     key_mask: Tensor | None = ...,
     query_mask: Tensor | None = ...,
-    num_samples: int = ...,
+    budget: int = ...,
     num_pilots: int | None = ...,
     columns: Columns = ...,
     row_norm: RowNorm = ...,
@@ -293,7 +291,7 @@ def skein_attention(
     *,
     key_mask: Tensor | None = ...,
     query_mask: Tensor | None = ...,
-    num_samples: int = ...,
+    budget: int = ...,
     num_pilots: int | None = ...,
     columns: Columns = ...,
     row_norm: RowNorm = ...,
@@ -313,7 +311,7 @@ def skein_attention(
     *,
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
-    num_samples: int = 256,
+    budget: int = 256,
     num_pilots: int | None = None,
     columns: Columns = "importance",
     row_norm: RowNorm = "adaptive",
@@ -324,16 +322,16 @@ def skein_attention(
     return_info: bool = False,
     num_checks: int = 32,
 ) -> Tensor | tuple[Tensor, SkeinInfo]:
-    """softmax(s Q K^T) V approximated by `num_samples` of its columns: (b, h, n, p_v).
+    """softmax(s Q K^T) V approximated by `budget` of its columns: (b, h, n, p_v).
 
     Algorithm 1 of Chen et al. (2022). With `return_info` the result is (output, SkeinInfo), the output the same to the
-    bit; `num_checks` more rows are then computed to estimate its error. `num_pilots` defaults to `num_samples`, as in
+    bit; `num_checks` more rows are then computed to estimate its error. `num_pilots` defaults to `budget`, as in
     the paper; fewer are faster, and 32 are about as good on long sequences. `row_norm="none"` is the unbiased
     D^-1 A S S^T V with exact D, in quadratic time. Selection carries no gradient; everything selected, the mean key and
     the mean value do.
     Time O(n (d + P) p) for P pilots, memory O((n + d) p).
     """
-    options = check_skein_options(num_samples, num_pilots, columns, row_norm, reuse_pilots, scale, num_checks)
+    options = check_skein_options(budget, num_pilots, columns, row_norm, reuse_pilots, scale, num_checks)
     inputs = prepare(query, key, value, key_mask, query_mask)
     settled = settle_noise(partial(draw_skein_noise, options), inputs, noise, generator)
     with no_autocast(inputs.query.device):

@@ -14,7 +14,7 @@ from skeinformer.attention.base import Attention, Noise, default_scale
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
 from skeinformer.noise import Rand, only_shapes
 from skeinformer.registry import check_choice, check_count, check_number, check_options, lookup
-from skeinformer.rows import gather_rows
+from skeinformer.kernels.rows import gather_rows
 from skeinformer.sketch import SKETCHES, Sketch, find
 from skeinformer.sketch.base import SparseColumns
 
@@ -22,7 +22,7 @@ Side = Literal["columns", "rows"]
 
 
 class Sketched(Attention):
-    """D^-1 A S S^T V (side="columns"), or D^-1 S S^T A V (side="rows"), S one of SKETCHES with `num_samples` columns.
+    """D^-1 A S S^T V (side="columns"), or D^-1 S S^T A V (side="rows"), S one of SKETCHES with `budget` columns.
 
     Sampling families draw real tokens only. "srht" and "very_sparse" are matrices of a given length: for them a `seed`
     makes evaluation deterministic, but right padding changes S. Time O(n^2 p), memory O(n p) and what S needs.
@@ -37,18 +37,15 @@ class Sketched(Attention):
         seed: int | None = None,
         sketch: str = "gaussian",
         side: Side = "columns",
-        num_samples: int | None = None,
         scale: float | None = None,
         **sketch_options: object,
     ) -> None:
         super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
         check_choice("side", side, ("columns", "rows"))
-        self.num_samples = budget if num_samples is None else num_samples
-        check_count("num_samples", self.num_samples)
         if scale is not None:
             check_number("scale", scale, "a finite number, or None for 1/sqrt(p)")
         known = [name for name in lookup("sketch", sketch, SKETCHES).defaults if name != "log_probability"]
-        own = ["sketch", "side", "num_samples", "scale", "head_dim", "max_len", "budget", "seed"]
+        own = ["sketch", "side", "budget", "scale", "head_dim", "max_len", "budget", "seed"]
         check_options(f"attention 'sketched' with sketch={sketch!r}", sketch_options, known + own)
         self.family, self.sketch_options = find(sketch, **sketch_options)
         self.family.noise(only_shapes(()), 1, 1, **self.sketch_options)  # raises for an option of the wrong kind
@@ -58,7 +55,7 @@ class Sketched(Attention):
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
         n = (key if self.side == "columns" else query).shape[-2]
-        return self.family.noise(rand, n, self.num_samples, **self.sketch_options)
+        return self.family.noise(rand, n, self.budget, **self.sketch_options)
 
     def attend(
         self,
@@ -83,10 +80,10 @@ class Sketched(Attention):
         options = dict(self.sketch_options)
         if "log_probability" in options and mask is not None:
             options["log_probability"] = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).where(mask, -torch.inf)
-        return self.family.build(noise, x.shape[-2], self.num_samples, dtype=x.dtype, **options)
+        return self.family.build(noise, x.shape[-2], self.budget, dtype=x.dtype, **options)
 
     def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, sketch={self.sketch!r}, side={self.side!r}, num_samples={self.num_samples}"
+        return f"head_dim={self.head_dim}, sketch={self.sketch!r}, side={self.side!r}, budget={self.budget}"
 
 
 def sketch_rows(query: Tensor, source: VirtualKeys, query_mask: Tensor | None, sketch: Sketch, scale: float) -> Tensor:

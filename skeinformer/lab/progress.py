@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from skeinformer.lab.approx import OnStep
+from skeinformer.lab.measure.approx import OnStep
 
 Begin = Callable[[str], OnStep]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skeinformer.rows import gather_rows
+from skeinformer.kernels.rows import gather_rows
 
 
 class Sketch(ABC):

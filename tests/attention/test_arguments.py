@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from skeinformer import SkeinNoise, build, choose_num_samples, draw, skein_attention
+from skeinformer import SkeinNoise, build, choose_budget, draw, skein_attention
 from skeinformer.attention import METHODS
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
 from tests.helpers import generator, relative_error, tensors
@@ -37,7 +37,7 @@ def test_wrong_kinds_elsewhere() -> None:
     with pytest.raises(TypeError, match="dropout must be at least 0 and below 1, got 'x'"):
         build("softmax", head_dim=4, dropout="x")
     with pytest.raises(TypeError, match=r"tolerance must be above 0, a relative error such as 0\.1, got 'x'"):
-        choose_num_samples(Q, K, V, tolerance="x")
+        choose_budget(Q, K, V, tolerance="x")
     with pytest.raises(TypeError, match="dtype must be a floating point type"):
         draw("gaussian", 4, 2, dtype="float32")
     with pytest.raises(TypeError, match="batch must be a tuple of sizes"):

@@ -1,4 +1,4 @@
-"""choose_num_samples: the smallest power of two that meets the tolerance by its own estimate."""
+"""choose_budget: the smallest power of two that meets the tolerance by its own estimate."""
 
 import math
 import warnings
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skeinformer import SkeinInfo, choose_num_samples, skein_attention
+from skeinformer import SkeinInfo, choose_budget, skein_attention
 from tests.helpers import dense_exact, generator, lengths_mask, relative_error, tensors
 
 
@@ -47,7 +47,7 @@ def upper(info: SkeinInfo, statistic: str) -> float:
 def test_smallest_power_of_two_that_meets_the_tolerance(statistic: str, tolerance: float, seed: int) -> None:
     q, k, v = heavy_keys()
     recorder = Recorder()
-    d = choose_num_samples(
+    d = choose_budget(
         q,
         k,
         v,
@@ -63,7 +63,7 @@ def test_smallest_power_of_two_that_meets_the_tolerance(statistic: str, toleranc
     reached = [upper(info, statistic) for info in recorder.infos]
     assert reached[-1] <= tolerance * (1 + 1e-6)
     assert all(x > tolerance * (1 - 1e-6) for x in reached[:-1])
-    again = choose_num_samples(
+    again = choose_budget(
         q,
         k,
         v,
@@ -83,19 +83,19 @@ def test_tolerance_just_above_or_below_an_estimate(statistic: str, margin: float
     recorder = Recorder()
     options = {"statistic": statistic, "num_pilots": 16}
     with pytest.warns(UserWarning, match="no power of two below n = 200"):
-        choose_num_samples(q, k, v, tolerance=1e-9, attention=recorder, generator=generator(2), **options)
+        choose_budget(q, k, v, tolerance=1e-9, attention=recorder, generator=generator(2), **options)
     reached = dict(zip(recorder.asked, (upper(info, statistic) for info in recorder.infos), strict=True))
     for size in (16, 32, 64):
         tolerance = reached[size] * (1 + margin)
         expected = min(d for d, value in reached.items() if value <= tolerance)
-        assert choose_num_samples(q, k, v, tolerance=tolerance, generator=generator(2), **options) == expected
+        assert choose_budget(q, k, v, tolerance=tolerance, generator=generator(2), **options) == expected
         assert expected == (size if margin > 0 else 2 * size)
 
 
 def test_answer_meets_the_tolerance_in_truth() -> None:
     """The bound is two standard errors above the estimate: fresh draws at the answer are below it on average."""
     q, k, v = heavy_keys(1, 4)
-    d = choose_num_samples(q, k, v, tolerance=0.3, generator=generator(1), num_pilots=16)
+    d = choose_budget(q, k, v, tolerance=0.3, generator=generator(1), num_pilots=16)
     expected = dense_exact(q, k, v)
     errors = []
     for seed in range(2, 12):
@@ -107,7 +107,7 @@ def test_answer_meets_the_tolerance_in_truth() -> None:
 def test_impossible_tolerance_warns_and_returns_exact_attention() -> None:
     q, k, v = tensors(1, 2, 50, peak=1)
     with pytest.warns(UserWarning, match="no power of two below n = 50 meets the tolerance 1e-06") as record:
-        d = choose_num_samples(q, k, v, tolerance=1e-6, generator=generator(), num_pilots=4)
+        d = choose_budget(q, k, v, tolerance=1e-6, generator=generator(), num_pilots=4)
     assert d == 50
     assert len(record) == 1
     assert "32" in str(record[0].message)
@@ -118,7 +118,7 @@ def test_impossible_tolerance_warns_and_returns_exact_attention() -> None:
 def test_easy_tolerance_asks_once() -> None:
     q, k, v = tensors(1, 2, 50, peak=0)
     recorder = Recorder()
-    assert choose_num_samples(q, k, v, tolerance=0.5, attention=recorder, generator=generator()) == 1
+    assert choose_budget(q, k, v, tolerance=0.5, attention=recorder, generator=generator()) == 1
     assert recorder.asked == [1]
 
 
@@ -127,7 +127,7 @@ def test_one_key_needs_one_sample_and_no_warning() -> None:
     q, k, v = tensors(1, 2, 5, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose_num_samples(q, k, v, tolerance=0.1, generator=generator()) == 1
+        assert choose_budget(q, k, v, tolerance=0.1, generator=generator()) == 1
 
 
 def test_masks_and_options_reach_the_attention() -> None:
@@ -135,7 +135,7 @@ def test_masks_and_options_reach_the_attention() -> None:
     q, k, v = tensors(2, 2, 200, peak=12)
     mask = lengths_mask([12, 0], 200)
     recorder = Recorder()
-    d = choose_num_samples(
+    d = choose_budget(
         q,
         k,
         v,
@@ -155,7 +155,7 @@ def test_no_gradient_is_recorded_and_inputs_are_left_alone() -> None:
     kept = [x.detach().clone() for x in (q, k, v)]
     before = torch.get_rng_state()
     recorder = Recorder()
-    choose_num_samples(q, k, v, tolerance=0.5, attention=recorder, generator=generator())
+    choose_budget(q, k, v, tolerance=0.5, attention=recorder, generator=generator())
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(x, y) for x, y in zip((q, k, v), kept, strict=True))
 
@@ -163,23 +163,23 @@ def test_no_gradient_is_recorded_and_inputs_are_left_alone() -> None:
 @pytest.mark.parametrize("tolerance", [0.0, -1.0, math.nan])
 def test_bad_tolerance(tolerance: float) -> None:
     with pytest.raises(ValueError, match="tolerance must be above 0, a relative error such as"):
-        choose_num_samples(*tensors(1, 1, 9), tolerance=tolerance)
+        choose_budget(*tensors(1, 1, 9), tolerance=tolerance)
 
 
 def test_bad_statistic() -> None:
     with pytest.raises(ValueError, match="statistic='wurst' is not known; did you mean 'worst'"):
-        choose_num_samples(*tensors(1, 1, 9), tolerance=0.1, statistic="wurst")
+        choose_budget(*tensors(1, 1, 9), tolerance=0.1, statistic="wurst")
 
 
 @pytest.mark.parametrize("reserved", ["num_samples", "return_info", "noise"])
 def test_reserved_options(reserved: str) -> None:
-    with pytest.raises(TypeError, match=f"choose_num_samples sets '{reserved}' itself"):
-        choose_num_samples(*tensors(1, 1, 9), tolerance=0.1, **{reserved: 4})
+    with pytest.raises(TypeError, match=f"choose_budget sets '{reserved}' itself"):
+        choose_budget(*tensors(1, 1, 9), tolerance=0.1, **{reserved: 4})
 
 
 def test_bad_inputs_are_named() -> None:
     q, k, v = tensors(1, 1, 9)
     with pytest.raises(ValueError, match="key has shape"):
-        choose_num_samples(q, k[..., :3], v, tolerance=0.1)
+        choose_budget(q, k[..., :3], v, tolerance=0.1)
     with pytest.raises(TypeError, match="key must be a tensor, got NoneType"):
-        choose_num_samples(q, None, v, tolerance=0.1)
+        choose_budget(q, None, v, tolerance=0.1)

@@ -189,7 +189,7 @@ def test_check_rows_are_not_pilots() -> None:
 def pretrained_ratio(n: int, layer: int, draws: int = 5) -> float:
     """The median over heads and draws of estimate / truth on a pretrained model's Q, K, V, d = 128."""
     pytest.importorskip("transformers", reason="the extra `lab` is not installed")
-    pretrained = pytest.importorskip("skeinformer.lab.pretrained")
+    pretrained = pytest.importorskip("skeinformer.lab.measure.pretrained")
     try:
         pretrained.minilm_folder()
     except FileNotFoundError as error:

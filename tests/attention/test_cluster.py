@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skeinformer import ClusterInfo, ClusterNoise, build, choose_num_samples, cluster_attention, skein_attention
+from skeinformer import ClusterInfo, ClusterNoise, build, choose_budget, cluster_attention, skein_attention
 from skeinformer.attention import cluster, clusters, merge, pilots
 from skeinformer.attention.cluster import compress
 from skeinformer.attention.clusters import nearest
@@ -308,7 +308,7 @@ def test_module_certifies_what_it_returns_and_takes_its_budget() -> None:
     assert info.log_weight.shape == (1, 2, 6)
     assert info.pilots.shape == (1, 2, 6)  # no more pilots than clusters, unless asked for
     assert "num_samples=6" in repr(module)
-    assert choose_num_samples(q, k, v, tolerance=0.5, attention=cluster_attention, generator=generator(0)) <= 50
+    assert choose_budget(q, k, v, tolerance=0.5, attention=cluster_attention, generator=generator(0)) <= 50
 
 
 @pytest.mark.parametrize("method", ["cluster", "skeinformer"])

@@ -7,7 +7,7 @@ from torch import Tensor
 from skeinformer.attention import pilots
 from skeinformer.attention.pilots import Pilots, Selection, compute_pilots, log_importance
 from skeinformer.attention.virtual_keys import VirtualKeys
-from skeinformer.rows import is_one_batch
+from skeinformer.kernels.rows import is_one_batch
 from tests.helpers import generator
 
 SCALE = 0.5

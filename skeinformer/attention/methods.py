@@ -1,0 +1,329 @@
+"""METHODS: one row for each attention, with all that code has to know of it; `build` makes a module from a name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from skeinformer.attention.base import Attention
+from skeinformer.attention.block_sparse import BigBird, BlockBert, Longformer, SparseTransformer
+from skeinformer.attention.cluster import Cluster
+from skeinformer.attention.exact import Softmax, VMean
+from skeinformer.attention.informer import Informer
+from skeinformer.attention.linear import LinearTransformer, Performer
+from skeinformer.attention.linformer import Linformer
+from skeinformer.attention.nystrom import Nystromformer
+from skeinformer.attention.reformer import Reformer
+from skeinformer.attention.skein import Skeinformer
+from skeinformer.attention.sketched import Sketched
+from skeinformer.registry import check_options, lookup
+
+PAPER = "Chen et al. 2022"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table: how to make the module, and what to know about it. Calling it makes the module."""
+
+    make: Callable[..., Attention]
+    label: str
+    """What a reader calls it."""
+    summary: str
+    paper: str
+    cost: str
+    """Time of a forward pass, as a reader sees it; `quadratic` is what code asks."""
+    quadratic: bool = False
+    """Takes time that grows as the square of the length."""
+    exact_from: float | None = None
+    """Exact where the budget is at least this many times the number of real keys; 0 is always, None is never."""
+    unbiased: bool = False
+    """The mean over draws is exact attention."""
+    random: bool = False
+    """Draws random numbers."""
+    has_budget: bool = True
+    """The budget d changes what is computed."""
+    reads_queries: bool = True
+    """The output depends on queries and keys, and not on values alone."""
+    row_by_row: bool = False
+    """A row of the output depends on no query but its own; elsewhere pilots, landmarks or patterns come from all."""
+    cross_attention: bool = True
+    """Takes keys of another sequence than the queries'. Else there is one mask: a token is padding in both roles."""
+    shares_keys: bool = False
+    """Must be given its queries as keys."""
+    padded_draws: bool = False
+    """Selects by draws among which padding may be; what is padding never enters the output."""
+    same_as: str | None = None
+    """The row that computes the same without padding, options and training."""
+    in_table_1: bool = True
+    """A row of the paper's Table 1."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """What this row sets; a caller's options win."""
+
+    def __call__(self, **options: object) -> Attention:
+        return self.make(**{**self.options, **options})
+
+    @property
+    def exact(self) -> str:
+        """When it is exact, in words."""
+        if self.exact_from is None:
+            return "no, unbiased" if self.unbiased else "no"
+        if self.exact_from == 0:
+            return "in evaluation" if self.random else "always"
+        return "d >= m" if self.exact_from == 1 else f"d >= {self.exact_from:g} m"
+
+    @property
+    def masks(self) -> str:
+        """Which masks it takes, in words."""
+        if not self.cross_attention:
+            return "one mask, padding anywhere"  # the row of a token that is padding as a key is 0
+        return "padding anywhere" + (" (drawn keys may be padded)" if self.padded_draws else "")
+
+
+METHODS: dict[str, Method] = {
+    "softmax": Method(
+        Softmax,
+        "Standard",
+        "exact attention on the fused kernel",
+        "Vaswani et al. 2017",
+        "O(n^2 p)",
+        quadratic=True,
+        exact_from=0,
+        has_budget=False,
+        row_by_row=True,
+    ),
+    "softmax_dropout": Method(
+        Softmax,
+        "Standard, dropout",
+        "exact attention, dropout on its weights in training",
+        "Vaswani et al. 2017",
+        "O(n^2 p)",
+        quadratic=True,
+        exact_from=0,
+        random=True,
+        has_budget=False,
+        row_by_row=True,
+        same_as="softmax",
+        options={"dropout": 0.1},
+    ),
+    "vmean": Method(
+        VMean,
+        "V-mean",
+        "the mean of the values, a rank-one baseline",
+        PAPER,
+        "O(n p)",
+        has_budget=False,
+        reads_queries=False,
+        row_by_row=True,
+    ),
+    "performer": Method(
+        Performer,
+        "Performer",
+        "positive orthogonal random features of the softmax kernel (FAVOR+)",
+        "Choromanski et al. 2021",
+        "O(n d p)",
+        random=True,
+        row_by_row=True,
+    ),
+    "linear_transformer": Method(
+        LinearTransformer,
+        "Linear Transformer",
+        "the kernel of features elu(x) + 1",
+        "Katharopoulos et al. 2020",
+        "O(n p^2)",
+        has_budget=False,
+        row_by_row=True,
+        in_table_1=False,
+    ),
+    "nystromformer": Method(
+        Nystromformer,
+        "Nystromformer",
+        "landmark means and an iterative pseudo-inverse; rows do not sum to one",
+        "Xiong et al. 2021",
+        "O(n d p + d^3)",
+        exact_from=1,
+    ),
+    "sketched": Method(
+        Sketched,
+        "Sketched",
+        "D^-1 A S S^T V, or D^-1 S S^T A V, with any sketch S",
+        PAPER,
+        "O(n^2 p)",
+        quadratic=True,
+        unbiased=True,
+        random=True,
+        same_as="linformer_jlt",
+        in_table_1=False,
+    ),
+    "linformer": Method(
+        Linformer,
+        "Linformer",
+        "softmax(s Q (E K)^T) F V over learned combinations of the keys and values",
+        "Wang et al. 2020",
+        "O(n d p)",
+        row_by_row=True,
+    ),
+    "linformer_jlt": Method(
+        Sketched,
+        "Linformer, unreduced JLT",
+        "D^-1 A S S^T V with Gaussian S, the unreduced form of Linformer",
+        "Wang et al. 2020",
+        "O(n^2 p)",
+        quadratic=True,
+        unbiased=True,
+        random=True,
+        row_by_row=True,
+        options={"sketch": "gaussian"},
+    ),
+    "informer": Method(
+        Informer,
+        "Informer",
+        "exact rows for the d queries of least flat attention, the mean of V for the others",
+        "Zhou et al. 2021",
+        "O(n d p)",
+        exact_from=1,
+        random=True,
+        padded_draws=True,
+    ),
+    "informer_mask": Method(
+        Informer,
+        "Informer, padding mask",
+        "informer, its queries selected by real keys only",
+        PAPER,
+        "O(n d p)",
+        exact_from=1,
+        random=True,
+        same_as="informer",
+        options={"masked_selection": True},
+    ),
+    "bigbird": Method(
+        BigBird,
+        "Big Bird",
+        "blocks of d / 4 tokens: 3 in a window, 3 random, the first and the last",
+        "Zaheer et al. 2020",
+        "O(n d p)",
+        exact_from=1,
+        random=True,
+        cross_attention=False,
+    ),
+    "longformer": Method(
+        Longformer,
+        "Longformer",
+        "a window of d tokens and global tokens",
+        "Beltagy et al. 2020",
+        "O(n d p)",
+        exact_from=2,
+        cross_attention=False,
+        in_table_1=False,
+    ),
+    "sparse_transformer": Method(
+        SparseTransformer,
+        "Sparse Transformer",
+        "a window of d tokens and every d/2-th token",
+        "Child et al. 2019",
+        "O(n (d + n / d) p)",
+        exact_from=2,
+        cross_attention=False,
+        in_table_1=False,
+    ),
+    "blockbert": Method(
+        BlockBert,
+        "BlockBERT",
+        "one block of at most d tokens, by a permutation for each head",
+        "Qiu et al. 2020",
+        "O(n d p)",
+        exact_from=1,
+        cross_attention=False,
+        in_table_1=False,
+    ),
+    "reformer": Method(
+        Reformer,
+        "Reformer",
+        "locality-sensitive hashing with shared queries and keys: key is query",
+        "Kitaev et al. 2020",
+        "O(n d p)",
+        random=True,
+        cross_attention=False,
+        shares_keys=True,
+    ),
+    "skeinformer": Method(
+        Skeinformer,
+        "Skeinformer",
+        "column sampling, adaptive row normalization, pilot reutilization",
+        PAPER,
+        "O(n d p)",
+        exact_from=1,
+        random=True,
+    ),
+    "skeinformer_uniform": Method(
+        Skeinformer,
+        "Skeinformer, uniform sampling",
+        "columns sampled uniformly, no pilots",
+        PAPER,
+        "O(n d p)",
+        exact_from=1,
+        random=True,
+        row_by_row=True,
+        options={"columns": "uniform", "reuse_pilots": False},
+    ),
+    "skeinformer_no_norm": Method(
+        Skeinformer,
+        "Skeinformer, no row normalization",
+        "no row normalization",
+        PAPER,
+        "O(n^2 p)",
+        quadratic=True,
+        unbiased=True,
+        random=True,
+        options={"row_norm": "none", "reuse_pilots": False},
+    ),
+    "skeinformer_simple_norm": Method(
+        Skeinformer,
+        "Skeinformer, simple row normalization",
+        "normalized over the selected columns",
+        PAPER,
+        "O(n d p)",
+        exact_from=1,
+        random=True,
+        options={"row_norm": "simple", "reuse_pilots": False},
+    ),
+    "skeinformer_no_reuse": Method(
+        Skeinformer,
+        "Skeinformer, no pilot reutilization",
+        "pilot rows not written to the output",
+        PAPER,
+        "O(n d p)",
+        exact_from=1,
+        random=True,
+        options={"reuse_pilots": False},
+    ),
+    "cluster": Method(
+        Cluster,
+        "Cluster sketch",
+        "attention over weighted means of clusters of keys, and a linear term for what they miss",
+        "this library",
+        "O(n d p)",
+        exact_from=1,
+        random=True,
+        in_table_1=False,
+    ),
+}
+
+
+def build(
+    name: str,
+    *,
+    head_dim: int,
+    max_len: int | None = None,
+    budget: int | None = None,
+    seed: int | None = None,
+    table: Mapping[str, Method] = METHODS,
+    **options: object,
+) -> Attention:
+    """The attention called `name`: every name takes head_dim, max_len, budget and seed, and options of its own.
+
+    budget: d, the sketch size; None is the method's own default. table: the rows to look in.
+    """
+    method = lookup("attention", name, table)
+    known = getattr(method.make, "option_names", lambda **_: None)(**options)
+    if known is not None:
+        check_options(f"attention {name!r}", options, known)
+    sizes = {} if budget is None else {"budget": budget}
+    return method(head_dim=head_dim, max_len=max_len, seed=seed, **sizes, **options)

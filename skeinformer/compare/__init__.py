@@ -1,0 +1,6 @@
+"""Exact and sketched attention side by side, in the user's own model on the user's own inputs."""
+
+from skeinformer.compare.result import Comparison
+from skeinformer.compare.run import compare
+
+__all__ = ["Comparison", "compare"]

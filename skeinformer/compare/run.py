@@ -1,0 +1,187 @@
+"""`compare`: run a model exactly, measure every attention call on the way, run it sketched, set both side by side."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skeinformer.compare.inputs import call_model, real_rows, seeded, warn_of_padding
+from skeinformer.compare.layers import Call, Plan, Side, measure_call
+from skeinformer.compare.outputs import compare_outputs, tensors_of
+from skeinformer.compare.result import Comparison
+from skeinformer.compare.torch_models import TorchLayers
+from skeinformer.nn.convert import attention_layers, preserved
+from skeinformer.compare.contender import Contender, has_budget, parse
+from skeinformer.compare.measure import interleaved, quartiles, ratio
+from skeinformer.lab.records import Record, Value, machine
+from skeinformer.registry import check_count, check_number
+from skeinformer.lab.report.compare import verdicts
+
+OnStep = Callable[[str], None]
+
+
+def compare(
+    model: nn.Module,
+    inputs: Any,
+    method: str = "skeinformer",
+    *,
+    budget: int = 256,
+    tolerance: float = 0.3,
+    rounds: int = 5,
+    entropy_rows: int = 256,
+    mask: Tensor | None = None,
+    logits: bool = False,
+    seed: int = 0,
+    name: str | None = None,
+    text: str = "",
+    show: bool = True,
+    on_step: OnStep = lambda step: None,
+    **options: Any,
+) -> Comparison:
+    """Exact and sketched attention side by side, on `inputs`: what each layer and head loses, and what the model does.
+
+    model: one with `torch.nn.MultiheadAttention` or `skeinformer.nn.MultiheadAttention`, or one of transformers, or a
+    module that holds some; it is run in evaluation mode without gradients and left as it was. inputs: a dict of
+    arguments, a tuple of them, or a single one. method: a name of METHODS, as in "skeinformer:num_pilots=32", with its
+    `options`; `budget` (or num_samples) is d.
+
+    Per layer and head, on the queries, keys and values of the exact run: the true relative error, the method's own
+    estimate of it, the mean entropy of `entropy_rows` attention rows, the time of both in interleaved rounds, and the
+    d with which the error would be at most `tolerance`. A layer is safe if its error at the budget is at most that.
+    For the whole model: how far the outputs are apart, over the rows that are real by `mask` (b, n), True = real
+    (found in the inputs where they have an attention_mask or src_key_padding_mask, and for the output of a decoder
+    only its own), and the ratio of times. `logits` says that an output without a name is logits.
+    With `show` the result is printed too.
+    """
+    contender, samples, given = read_method(method, budget, options)
+    if not check_number("tolerance", tolerance, "above 0, a relative error such as 0.3") > 0:
+        raise ValueError(f"tolerance must be above 0, a relative error such as 0.3, got {tolerance}")
+    for argument, count in (("rounds", rounds), ("entropy_rows", entropy_rows)):
+        check_count(argument, count)
+    plan = Plan(contender, samples, tolerance, rounds, entropy_rows)
+    common: Record = {
+        "model": name or type(model).__name__,
+        "text": text,
+        "method": contender.method,
+        "options": contender.options_text,
+        "label": contender.label,
+        "samples": samples if has_budget(contender) else None,
+        "tolerance": tolerance,
+        "seed": seed,
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    layers: list[Record] = []
+
+    def observe(call: Call) -> None:
+        before = [record["layer"] for record in layers if record["head"] is None]
+        place: Record = {"index": len(before), "call": 1 + before.count(call.layer)}
+        on_step(f"layer {len(before)}: {call.layer}")
+        layers.extend({"kind": "compare_layer", **common, **place, **record} for record in measure_call(call, plan))
+
+    with ExitStack() as stack:
+        sides = stack.enter_context(arranged(model, contender.method, samples, seed, given))
+        stack.enter_context(torch.no_grad())
+        for side in sides:
+            side.watched(observe)
+        call_model(model, inputs)
+        left = {layer: reason for side in sides for layer, reason in side.left.items()}
+        if not layers:
+            reasons = "; ".join(f"{layer}: {reason}" for layer, reason in left.items()) or "it has none that we know"
+            raise ValueError(f"no attention layer of {type(model).__name__} would be sketched: {reasons}")
+        on_step("the whole model")
+        whole = compare_runs(model, inputs, sides, mask, rounds, logits)
+    shown = "; ".join(f"{layer}: {reason}" for layer, reason in left.items())
+    record: Record = {"kind": "compare_model", **common, **summarize(layers), **whole, "rounds": rounds, "left": shown}
+    result = Comparison(tuple(layers), {**record, **machine()}, left)
+    if show:
+        result.print()
+    return result
+
+
+def read_method(method: str, budget: int, options: Mapping[str, Any]) -> tuple[Contender, int, dict[str, Any]]:
+    """The contender, its budget, and the options to build it with."""
+    given = {**dict(parse(method).options), **options}
+    samples = given.pop("num_samples", budget)
+    check_count("budget", samples)
+    contender = Contender(method.partition(":")[0].strip(), tuple(sorted(given.items())))
+    return contender, samples, given
+
+
+@contextmanager
+def arranged(model: nn.Module, method: str, samples: int, seed: int, options: dict[str, Any]) -> Iterator[list[Side]]:
+    """What changes the attention layers of a model, in evaluation mode; afterwards all is as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    sides: list[Side] = []
+    with ExitStack() as stack:
+        stack.enter_context(seeded((x.device for x in (*model.parameters(), *model.buffers())), seed))
+        stack.enter_context(preserved(model))
+        model.eval()
+        if attention_layers(model)[0]:
+            sides.append(TorchLayers(model, method, samples, seed, options))
+        if "transformers" in sys.modules:
+            from skeinformer.compare.transformers_models import TransformersLayers, outermost, registered
+
+            if outermost(model):
+                stack.enter_context(registered(model))
+                sides.append(TransformersLayers(model, method, samples, seed, options))
+        try:
+            yield sides
+        finally:
+            for module, training in modes:
+                module.training = training
+
+
+def compare_runs(
+    model: nn.Module, inputs: Any, sides: list[Side], mask: Tensor | None, rounds: int, logits: bool
+) -> Record:
+    """The whole model, exact and sketched: outputs and times."""
+
+    def exact() -> None:
+        for side in sides:
+            side.exact()
+
+    def sketched() -> None:
+        for side in sides:
+            side.sketched()
+
+    exact()
+    returned = call_model(model, inputs)
+    expected = tensors_of(returned, logits)
+    mask = real_rows(model, inputs, returned) if mask is None else mask
+    if mask is None and expected:
+        warn_of_padding(model, inputs, next(iter(expected.values())))
+    sketched()
+    found = tensors_of(call_model(model, inputs), logits)
+    changed = compare_outputs(expected, found, mask)
+    run = {"exact": lambda: call_model(model, inputs), "sketched": lambda: call_model(model, inputs)}
+    seconds = interleaved(run, rounds, setup={"exact": exact, "sketched": sketched})
+    share = ratio(seconds["sketched"], seconds["exact"])
+    return {
+        **changed,
+        "seconds_exact": quartiles(seconds["exact"]).median,
+        "seconds_sketched": quartiles(seconds["sketched"]).median,
+        "ratio": share.median,
+        "ratio_q25": share.q25,
+        "ratio_q75": share.q75,
+    }
+
+
+def summarize(layers: list[Record]) -> Record:
+    """Of all layers: how many are safe, and the d that each of them needs at most."""
+    whole = [record for record in layers if record["head"] is None]
+    safe, unsafe = verdicts(whole)
+    return {
+        "n": max(int(record["n"] or 0) for record in whole),
+        "layers": len(safe) + len(unsafe),
+        "layers_safe": len(safe),
+        **{name: _largest([record[name] for record in whole]) for name in ("samples_needed", "samples_estimated")},
+    }
+
+
+def _largest(sizes: list[Value]) -> int | None:
+    known = [d for d in sizes if isinstance(d, int)]
+    return max(known) if len(known) == len(sizes) else None

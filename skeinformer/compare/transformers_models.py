@@ -1,0 +1,123 @@
+"""The attention layers of Hugging Face models in a model: exact, sketched, or watched."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from skeinformer import huggingface
+from skeinformer.attention import METHODS, Attention
+from skeinformer.compare.layers import Call
+from skeinformer.huggingface import Settings, attention_forward, exact_at_all_keys, option_names, padding_mask
+from skeinformer.registry import lookup
+
+SKETCHED, WATCHED = "skein-compared", "skein-watched"
+# every layer that this would sketch has fewer keys than samples: it takes the exact kernel, with the right mask
+EXACT = Settings(huggingface.SKEINFORMER, sys.maxsize, None, False, (), frozenset(), True)
+
+
+class TransformersLayers:
+    """The layers that `attn_implementation` decides. Call inside `registered`."""
+
+    def __init__(self, model: nn.Module, method: str, samples: int, seed: int, options: dict[str, Any]) -> None:
+        lookup("attention", method, METHODS)
+        if reason := huggingface.left_out(method):
+            raise ValueError(f"{method!r} cannot stand in for the attention of a model of transformers: {reason}")
+        self.models = outermost(model)
+        self.names = {module: name for name, module in model.named_modules()}
+        self.before = implementations(model)
+        kept = tuple((name, tuple(x) if isinstance(x, list) else x) for name, x in sorted(options.items()))
+        exact = exact_at_all_keys(method)
+        self.settings = Settings(method, samples, seed, False, kept, option_names(method), exact)
+        self.left: dict[str, str] = {}
+
+    def exact(self) -> None:
+        """As the models were, or by transformers' own kernel if they were sketched."""
+        for config, name in self.before:
+            config._attn_implementation_internal = "sdpa" if str(name).startswith("skein") else name
+
+    def sketched(self) -> None:
+        """All layers that can be, by the method."""
+        AttentionInterface.register(SKETCHED, partial(attention_forward, self.settings))
+        self._set(SKETCHED)
+
+    def watched(self, observe: Callable[[Call], None]) -> None:
+        """Exact, and `observe` is told each call of a layer that `sketched` would sketch."""
+        AttentionInterface.register(WATCHED, partial(self._watch, observe))
+        self._set(WATCHED)
+
+    def _set(self, name: str) -> None:
+        AttentionMaskInterface.register(name, padding_mask)
+        for model in self.models:
+            model.set_attn_implementation(name)
+
+    def _watch(
+        self,
+        observe: Callable[[Call], None],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        name = self.names.get(module, type(module).__name__)
+        masked = (query, key, attention_mask, is_causal, kwargs)
+        reason = huggingface.why_exact(self.settings, self.settings.num_samples, module, *masked)
+        if reason is not None:
+            self.left[name] = reason
+        else:
+            padding = huggingface.as_padding(attention_mask)
+            mask = None if padding is None else padding.expand(len(query), -1)
+            elsewhere = huggingface.attends_elsewhere(module, query, key)
+            layer = getattr(module, "layer_idx", None) or 0
+            p = query.shape[-1]
+
+            def make(d: int) -> Attention:
+                return huggingface.make(replace(self.settings, num_samples=d), (), p, scaling, layer).eval()
+
+            scale = 1 / math.sqrt(p) if scaling is None else scaling
+            observe(Call(name, query, key, value, mask, None if elsewhere else mask, scale, make))
+        rest = {"scaling": scaling, "is_causal": is_causal, **kwargs}
+        return attention_forward(EXACT, module, query, key, value, attention_mask, **rest)
+
+
+def outermost(model: nn.Module) -> list[PreTrainedModel]:
+    """The models of transformers in `model` that are not part of another one."""
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [found for child in model.children() for found in outermost(child)]
+
+
+def implementations(model: nn.Module) -> list[tuple[Any, Any]]:
+    """Every configuration in `model`, those of parts included, and the attention that it names."""
+    found: dict[int, Any] = {}
+    left: list[Any] = [x.config for x in model.modules() if isinstance(x, PreTrainedModel)]
+    while left:
+        config = left.pop()
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            left += [getattr(config, name, None) for name in config.sub_configs]
+    return [(config, config._attn_implementation) for config in found.values()]
+
+
+@contextmanager
+def registered(model: nn.Module) -> Iterator[None]:
+    """Afterwards every configuration in `model` names the attention that it did, and our two names are gone."""
+    before = implementations(model)
+    try:
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation_internal = name
+        for name in (SKETCHED, WATCHED):
+            for table in (AttentionInterface, AttentionMaskInterface):
+                table._global_mapping.pop(name, None)

@@ -1,6 +1,0 @@
-"""Exact and sketched attention side by side, in the user's own model on the user's own inputs."""
-
-from skeinformer.comparison.result import Comparison
-from skeinformer.comparison.run import compare
-
-__all__ = ["Comparison", "compare"]

@@ -1,0 +1,206 @@
+"""`skein approx`: measure how well each method approximates attention, append every record, show what came out."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from skeinformer.attention import METHODS
+from skeinformer.lab.files import write_whole
+from skeinformer.lab.measure.approx import Experiment, cases, compact, error_records, key_of, load_source, summarize
+from skeinformer.lab.measure.approx_time import time_key, time_records
+from skeinformer.compare.contender import parse_all
+from skeinformer.lab.measure.pretrained import WEIGHTS, column_and_value
+from skeinformer.lab.progress import display
+from skeinformer.lab.records import Record, append, read
+from skeinformer.registry import check_count
+from skeinformer.lab.report.format import number, spread
+from skeinformer.sketch import SKETCHES
+
+# `sketched` stands once for each sketch; by default it is the Gaussian one
+DEFAULT_METHODS = (
+    *(name for name in METHODS if name != "sketched"),
+    "skeinformer:num_pilots=32",
+    *(f"sketched:sketch={name}" for name in SKETCHES),
+)
+MADE = (
+    "started",
+    "cpu",
+    "cores",
+    "gpu",
+    "torch",
+    "python",
+    "skeinformer",
+    "commit",
+    "command",
+)  # how a record was made
+HEADINGS = ("n", "weights", "layer", "method", "d", "trials", "spectral error", "time / SDPA")
+
+
+@dataclass(frozen=True)
+class Approx:
+    """Measure errors of output and gradients, time, memory and FLOPs of every method on pretrained Q, K, V.
+
+    What the records file already holds is not measured again: a run can be stopped, continued and extended.
+    """
+
+    lengths: tuple[int, ...] = (1024, 4096)
+    """Sequence lengths, in tokens."""
+    samples: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
+    """Budgets d."""
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch.
+
+    Beside them wildcat, thinformer and hyperattention: published samplers, for comparison only.
+    """
+    trials: int = 8
+    """How often to measure, each on the next piece of text and with new draws. 64 of 12 heads are 768 heads."""
+    weights: tuple[str, ...] = WEIGHTS
+    """Projections to queries, keys and values: pretrained, initialized (drawn anew in each trial)."""
+    layers: tuple[int, ...] = (0,)
+    """Layers of the model. The paper has layer 0."""
+    text: Path | None = None
+    """A .txt file, or a .parquet file with a column `text`. Default: the Python language reference."""
+    text_filter: tuple[str, ...] = ()
+    """Rows of a .parquet text, as in split=test variant=raw."""
+    model: str | None = None
+    """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
+    gradient_trials: int = 8
+    """In how many of the trials the gradients are measured too; they take several times as long."""
+    time_rounds: int = 5
+    """How often each method is timed; 0 for no times."""
+    only: Literal["errors", "time"] | None = None
+    """Run one part. Default: errors, then time."""
+    threads: int | None = None
+    """Threads of torch. Default: torch's own choice."""
+    seed: int = 0
+    """Of all draws."""
+    records: Path = Path("approx/records.jsonl")
+    """Where records are appended, one JSON line each."""
+    summary: Path | None = None
+    """Also write a small file with the means over trials and the times."""
+
+
+def run_approx(options: Approx, console: Console | None = None) -> Path:
+    """Measure what is missing in the records file, print a table, and return the path of the file."""
+    console = console or Console(highlight=False)
+    experiment = as_experiment(options)
+    if options.threads is not None:
+        check_count("threads", options.threads)
+        torch.set_num_threads(options.threads)
+    records = read(options.records) if options.records.exists() else []
+    parts = {"errors": error_records} if options.only != "time" else {}
+    if options.only != "errors" and options.time_rounds:
+        parts["times"] = time_records
+    if not parts:
+        raise ValueError("only the time is asked for, in 0 rounds; give more time_rounds")
+    with display(console) as begin:
+        begin("")("loading the pretrained model and the text", 0.0)
+        source = load_source(experiment, options.trials if "errors" in parts else 1)
+        for i, (part, measured) in enumerate(parts.items(), start=1):
+            step = begin(f"{i} of {len(parts)}: {part}" if len(parts) > 1 else part)
+            for record in measured(experiment, source, tuple(records), step):
+                append(options.records, record)
+                records.append(record)
+            step("done", 1.0)
+    show(experiment, records, console)
+    if options.summary is not None:
+        write_summary(records, options.summary)
+    return options.summary or options.records
+
+
+def as_experiment(options: Approx) -> Experiment:
+    """The options of the command as an experiment, or a ValueError that names the wrong one."""
+    if not options.methods:
+        raise ValueError("methods is empty; give at least one")
+    return Experiment(
+        contenders=tuple(parse_all(options.methods)),
+        lengths=options.lengths,
+        samples=options.samples,
+        trials=options.trials,
+        weights=options.weights,
+        layers=options.layers,
+        seed=options.seed,
+        model=options.model,
+        text=options.text,
+        where=tuple(column_and_value(item) for item in options.text_filter),
+        gradient_trials=options.gradient_trials,
+        time_rounds=options.time_rounds,
+    )
+
+
+def write_summary(records: Sequence[Record], path: Path) -> None:
+    """Write the means over trials and the times, one JSON line each, whole or not at all.
+
+    The file is small enough to publish: six digits, nothing for None, and how it was made only where that changes.
+    """
+    made: Record = {}
+    lines: dict[str, None] = {}  # in order, each once
+    for record in map(_short, compact(records)):
+        fields = {name: value for name, value in record.items() if name not in MADE or made.get(name) != value}
+        made |= {name: value for name, value in record.items() if name in MADE}
+        lines[json.dumps(fields, allow_nan=False, ensure_ascii=False) + "\n"] = None
+    write_whole("".join(lines), path)
+
+
+def _short(record: Record) -> Record:
+    values = {name: value for name, value in record.items() if value is not None}
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
+
+
+def show(experiment: Experiment, records: Sequence[Record], console: Console) -> None:
+    """Print the table, and what was left out and why."""
+    rows = list(result_rows(experiment, records))
+    if rows:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for heading in HEADINGS:
+            table.add_column(heading, justify="left" if heading in ("weights", "method") else "right", no_wrap=True)
+        last = rows[0][:3]
+        for row in rows:
+            if row[:3] != last:
+                table.add_section()
+            last = row[:3]
+            table.add_row(*map(Text, row))
+        console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+        console.print(table)
+        note = "Spectral error |BV - R|_2 / |BV|_2: mean and standard error over trials, each of all heads."
+        console.print(note, soft_wrap=True)
+    about = {(n, contender.label) for n, contender in product(experiment.lengths, experiment.contenders)}
+    skipped = [r for r in records if r.get("kind") == "approx_skipped" and (r.get("n"), r.get("label")) in about]
+    for label, part, reason in dict.fromkeys((r["label"], r["part"], r["reason"]) for r in skipped):
+        console.print(f"Not measured, {part} of {label}: {reason}", markup=False, soft_wrap=True)
+
+
+def result_rows(experiment: Experiment, records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    """A row of text for each input and contender at the greatest d, in the order of HEADINGS."""
+    summaries = {key_of(record): record for record in summarize(records)}
+    times = {time_key(record): record for record in records if record.get("kind") == "approx_time"}
+    largest = max(experiment.samples)
+    for n, weights, layer in product(experiment.lengths, experiment.weights, experiment.layers):
+        for case in cases(experiment):
+            if case.samples not in (None, largest):
+                continue
+            keys: Record = {**experiment.common, **case.fields, "n": n, "weights": weights, "layer": layer}
+            error = summaries.get(key_of(keys), {})
+            # the times of the first layer serve all: they depend on sizes alone
+            keys |= {"layer": experiment.layers[0], "batch": 1, "threads": torch.get_num_threads()}
+            time = times.get(time_key(keys), {})
+            if error or time:
+                yield (
+                    f"{n:,}",
+                    weights,
+                    str(layer),
+                    case.contender.label,
+                    str(case.samples or ""),
+                    str(error.get("trials", "")),
+                    spread(error.get("spectral_relative"), error.get("spectral_relative_se")),
+                    number(time.get("forward_ratio")),
+                )

@@ -1,0 +1,331 @@
+"""`skein bench`: time and memory of every method beside SDPA, beside other packages, and in a training step."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from skeinformer.lab.files import write_whole
+from skeinformer.lab.measure.peers import peer_records
+from skeinformer.lab.measure.speed import (
+    bench_records,
+    contender_entry,
+    crossover,
+    default_contenders,
+    growth_exponent,
+    identity,
+)
+from skeinformer.lab.measure.steps import step_records
+from skeinformer.lab.records import Record, append, read
+from skeinformer.registry import check_count
+from skeinformer.lab.report.format import between, count, label, number, percent, real, required, seconds, size
+
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+PAPER_LENGTHS = (4096,)  # of the Text task, for peers and training steps
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Time every method beside torch's scaled_dot_product_attention (SDPA) in interleaved rounds, and its memory.
+
+    What the records file already holds is not measured again: a run can be stopped, continued and extended.
+    """
+
+    lengths: tuple[int, ...] = ()
+    """Sequence lengths, in tokens. Default: 256 to 16384 by doubling; 4096 with --peers or --step."""
+    methods: tuple[str, ...] = ()
+    """Names of methods, with options as in sketched:sketch=srht. Default: all.
+
+    Beside them wildcat, thinformer and hyperattention: published samplers, for comparison only.
+    """
+    modes: tuple[Literal["forward", "both"], ...] = ("forward", "both")
+    """forward: a call without gradients; both: a call and its gradients."""
+    budget: int = 256
+    """The sketch size d, the same for every method."""
+    pilots: tuple[int, ...] = (256, 32)
+    """Numbers of Skeinformer's pilot rows, each a row of the table."""
+    batch: int = 4
+    """Sequences in a batch."""
+    long_batch: int = 1
+    """The batch from --long-from tokens on."""
+    long_from: int = 16384
+    """The length from which --long-batch counts."""
+    heads: int = 2
+    """Attention heads."""
+    head_dim: int = 32
+    """The head width p."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """Of queries, keys and values; --peers and --step are always in float32."""
+    threads: int | None = None
+    """Threads of torch. Default: torch's own choice."""
+    rounds: int = 7
+    """How often each method is timed."""
+    max_seconds: float = 10.0
+    """A method is left out at lengths where one call must be expected to take longer."""
+    seed: int = 0
+    """Of the inputs."""
+    peers: bool = False
+    """Time our methods beside the packages that implement the same, in place of SDPA."""
+    step: bool = False
+    """Time training steps of the Long Range Arena's Text model, in place of calls."""
+    again: bool = False
+    """Measure anew what the records file holds, and replace it there."""
+    records: Path = Path("bench/records.jsonl")
+    """Where records are appended, one JSON line each."""
+
+
+class Display(Protocol):
+    """What shows the progress of a run."""
+
+    def step(self, stage: str, detail: str, done: float) -> None: ...
+
+    def row(self, record: Record) -> None: ...
+
+    def note(self, what: str, reason: str) -> None: ...
+
+
+def run_bench(options: Bench, console: Console | None = None) -> Path:
+    """Measure what is missing in the records file, print what came out, and return the path of the file."""
+    console = console or Console(highlight=False)
+    options.records.parent.mkdir(parents=True, exist_ok=True)  # fails before anything is measured
+    known = read(options.records) if options.records.exists() else []
+    measured = []
+    with _threads(options.threads), _display(console) as display:
+        for record in measure(options, () if options.again else known, display):
+            _save(options.records, record, known if options.again else ())
+            measured.append(record)
+            display.row(record)
+    if not measured:
+        console.print("Nothing was measured: the records hold it all, or it was left out. --again measures anew.")
+    fresh = {identity(record) for record in measured}
+    bench = [r for r in (*known, *measured) if r.get("kind") == "bench" and (r in measured or identity(r) not in fresh)]
+    if bench and not (options.peers or options.step):
+        show_growth(bench, console)
+    return options.records
+
+
+def measure(options: Bench, known: Sequence[Record], display: Display) -> Iterator[Record]:
+    """The records that the options ask for and that are not known."""
+    check_count("budget", options.budget)
+    lengths = options.lengths or (PAPER_LENGTHS if options.peers or options.step else LENGTHS)
+    if options.peers:
+        for n in lengths:
+            yield from peer_records(
+                n,
+                methods=options.methods,
+                batch=options.batch,
+                heads=options.heads,
+                head_dim=options.head_dim,
+                budget=options.budget,
+                rounds=options.rounds,
+                known=known,
+                on_step=display.step,
+                on_skip=display.note,
+            )
+    contenders = [] if options.peers and not options.step else default_contenders(options.methods, options.pilots)
+    if options.step:
+        for n in lengths:
+            yield from step_records(
+                contenders,
+                n,
+                batch=options.batch,
+                budget=options.budget,
+                rounds=options.rounds,
+                seed=options.seed,
+                known=known,
+                on_step=display.step,
+            )
+    if options.peers or options.step:
+        return
+    yield from bench_records(
+        [contender_entry(contender, options.head_dim, options.budget) for contender in contenders],
+        lengths,
+        batch=options.batch,
+        long_batch=options.long_batch,
+        long_from=options.long_from,
+        heads=options.heads,
+        head_dim=options.head_dim,
+        dtype=options.dtype,
+        modes=options.modes,
+        rounds=options.rounds,
+        max_seconds=options.max_seconds,
+        seed=options.seed,
+        known=known,
+        on_step=display.step,
+        on_skip=display.note,
+    )
+
+
+def _ratio(record: Record) -> str:
+    """Median and quartiles of a ratio of times."""
+    quartiles = between(number(record.get("ratio_q25")), number(record.get("ratio_q75")))
+    return f"{number(record.get('ratio'))} ({quartiles})" if quartiles else ""
+
+
+Columns = dict[str, Callable[[Record], str]]
+TIME: Columns = {"n": lambda r: count(r.get("n")), "method": label, "time": lambda r: seconds(r.get("seconds"))}
+MEMORY: Columns = {"memory": lambda r: size(r.get("peak_bytes"))}
+COLUMNS: dict[str, Columns] = {
+    "bench": {
+        "mode": lambda r: str(r.get("mode")),
+        **TIME,
+        "SDPA / its time": _ratio,
+        **MEMORY,
+        "of peak": lambda r: percent(r.get("peak_fraction")),
+    },
+    "bench_peer": {
+        **TIME,
+        "peer": lambda r: str(r.get("peer")),
+        "peer's time": lambda r: seconds(r.get("peer_seconds")),
+        "peer / ours": _ratio,
+        **MEMORY,
+        "peer's memory": lambda r: size(r.get("peer_peak_bytes")),
+    },
+    "bench_step": {**TIME, "Standard / its time": _ratio, **MEMORY},
+}
+GROWTH = ("mode", "method", "faster from n =", "exponent")
+WORDS = ("mode", "method", "peer")
+
+
+def show_growth(records: Sequence[Record], console: Console) -> None:
+    """Print from which length each method is faster than SDPA, and how its time grows between the greatest lengths."""
+    table = _empty_table(GROWTH)
+    for row in growth_rows(records):
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def growth_rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    """A row of text for each mode, method and setting, in the order of GROWTH. Times are per example."""
+
+    groups: dict[tuple[object, ...], list[Record]] = {}
+    # of an n with several batches the greatest stays
+    for record in sorted(records, key=lambda r: (required(r, "n"), required(r, "batch"))):
+        names = ("mode", "label", "samples", "heads", "head_dim", "dtype", "threads")
+        groups.setdefault(tuple(record.get(name) for name in names), []).append(record)
+    for rows in groups.values():
+        times = {required(r, "n"): required(r, "seconds") / required(r, "batch") for r in rows}
+        ratios = {int(required(r, "n")): value for r in rows if (value := real(r, "ratio")) is not None}
+        overtakes = exponent = ""
+        if ratios and rows[0].get("method") != "sdpa":
+            length = crossover(list(ratios), list(ratios.values()))
+            overtakes = "never" if length is None else "always" if length == min(ratios) else f"{length:,.0f}"
+        if len(times) > 1:
+            (n1, t1), (n2, t2) = list(times.items())[-2:]
+            exponent = f"{growth_exponent(n1, t1, n2, t2):.2f}"
+        yield str(rows[0]["mode"]), label(rows[0]), overtakes, exponent
+
+
+class LiveDisplay:
+    """A table that fills row by row above a progress bar."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self.rows: list[Record] = []
+        self.progress = Progress(
+            BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+        )
+        self.task = self.progress.add_task("", total=1.0)
+
+    def step(self, stage: str, detail: str, done: float) -> None:
+        self.progress.update(self.task, description=f"{stage}: {detail}", completed=done)
+        self.show()
+
+    def row(self, record: Record) -> None:
+        self.rows.append(record)
+        self.show()
+
+    def note(self, what: str, reason: str) -> None:
+        self.live.console.print(_left_out(what, reason), markup=False)
+
+    def show(self) -> None:
+        self.live.update(Group(*tables(self.rows), self.progress), refresh=True)
+
+
+class PlainDisplay:
+    """A line at the start of every stage and for every record, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.stage = ""
+
+    def step(self, stage: str, detail: str, done: float) -> None:
+        if stage != self.stage:
+            self.stage = stage
+            self.console.print(f"{stage}: {detail}", markup=False, soft_wrap=True)
+
+    def row(self, record: Record) -> None:
+        values = ((name, show(record)) for name, show in COLUMNS[str(record["kind"])].items() if name != "method")
+        line = f"  {label(record)}: " + ", ".join(f"{name} {value}" for name, value in values if value)
+        self.console.print(line, markup=False, soft_wrap=True)
+
+    def note(self, what: str, reason: str) -> None:
+        self.console.print(_left_out(what, reason), markup=False, soft_wrap=True)
+
+
+def tables(records: Iterable[Record]) -> Iterator[Table]:
+    """A table for each kind of record, with a line between lengths and modes."""
+    for kind, group in groupby(records, key=lambda r: str(r["kind"])):
+        table = _empty_table(tuple(COLUMNS[kind]))
+        last = None
+        for record in group:
+            place = (record.get("n"), record.get("mode"))
+            if last not in (None, place):
+                table.add_section()
+            last = place
+            table.add_row(*(Text(show(record)) for show in COLUMNS[kind].values()))
+        yield table
+
+
+def _empty_table(headings: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in WORDS else "right", no_wrap=heading != "method")
+    return table
+
+
+def _left_out(what: str, reason: str) -> str:
+    return f"Left out: {what}: {' '.join(reason.split())}"
+
+
+def _save(path: Path, record: Record, replaced: Sequence[Record]) -> None:
+    """Append the record; where `replaced` has another of the same measurement, in its place."""
+    if any(identity(old) == identity(record) for old in replaced):
+        kept = [old for old in read(path) if identity(old) != identity(record)]
+        write_whole("".join(json.dumps(old, ensure_ascii=False) + "\n" for old in kept), path)
+    append(path, record)
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """torch's number of threads within, restored afterwards."""
+    before = torch.get_num_threads()
+    if number is not None:
+        check_count("threads", number)
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[Display]:
+    if not console.is_terminal:
+        yield PlainDisplay(console)
+        return
+    with Live(console=console, refresh_per_second=4) as live:
+        display = LiveDisplay(live)
+        yield display
+        live.update(Group(*tables(display.rows)))

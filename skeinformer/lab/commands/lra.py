@@ -1,0 +1,288 @@
+"""`skein lra`: the runs of tasks x methods x seeds, each in a process of its own, and their records in one file.
+
+What is done is skipped, what was stopped goes on from its checkpoint, and a run that fails is recorded while the others
+go on. So the same command, called again, finishes what an earlier one left.
+"""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from skeinformer.lab.commands.data import Data, ListOps, Pathfinder, run_data
+from skeinformer.lab.files import write_whole
+from skeinformer.lab.lra.listops import ListOpsSettings
+from skeinformer.lab.lra.snakes import PathfinderSettings
+from skeinformer.lab.lra.store import META, open_store
+from skeinformer.lab.records import Record, Value, append, read
+from skeinformer.registry import check_count
+from skeinformer.lab.commands.train import job_of, recipe_of, store_of
+from skeinformer.lab.training.options import Lra, Overrides, Train
+from skeinformer.lab.training.job import RECORDS, identity, result_of
+from skeinformer.lab.training.make import BAG_OF_TOKENS
+
+# the tasks that `skein data` can generate: its options, and those of the generator
+GENERATED: dict[str, tuple[Any, Any]] = {
+    "listops": (ListOps, ListOpsSettings),
+    "pathfinder": (Pathfinder, PathfinderSettings),
+}
+POLL_SECONDS = 0.5
+FAILURE = "failure.jsonl"
+LONGEST_NAME = 180  # of a cell's folder; file systems end at 255
+
+
+@dataclass
+class Cell:
+    """One run of the matrix and what is known of it."""
+
+    train: Train
+    folder: Path
+    state: str = "waiting"
+    detail: str = ""
+    process: "subprocess.Popen[bytes] | None" = None
+    log: IO[bytes] | None = None
+
+    @property
+    def title(self) -> str:
+        return self.folder.name
+
+
+@dataclass
+class Matrix:
+    """All cells, in the order in which they run."""
+
+    cells: list[Cell] = field(default_factory=list)
+
+    def table(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for title in ("run", "state", ""):
+            table.add_column(title, no_wrap=True)
+        shown = [cell for cell in self.cells if cell.state != "waiting"][-30:]
+        for cell in shown:
+            table.add_row(Text(cell.title), Text(cell.state), Text(cell.detail))
+        counts = {state: sum(cell.state == state for cell in self.cells) for state in ("done", "failed", "waiting")}
+        table.caption = ", ".join(f"{count} {state}" for state, count in counts.items())
+        return table
+
+
+def run_lra(options: Lra, console: Console | None = None) -> tuple[Path, bool]:
+    """Run all cells; return the file of their records, and whether all of them have a result."""
+    console = console or Console(stderr=True, highlight=False)
+    check_count("jobs", options.jobs)
+    matrix = Matrix([make_cell(train, options.out) for train in trainings(options)])
+    prepare_data(options, console)
+    for cell in matrix.cells:
+        find_result(cell)
+    with show(matrix, console) as refresh, stopped_like_by_keyboard():
+        try:
+            while any(cell.state in ("waiting", "running") for cell in matrix.cells):
+                start_some(matrix, options.jobs)
+                for cell in matrix.cells:
+                    if cell.state == "running" and look(cell):
+                        gather(options.out)
+                refresh()
+                time.sleep(POLL_SECONDS)
+        finally:
+            stop_all(matrix)
+    path = gather(options.out)
+    failed = [cell.title for cell in matrix.cells if cell.state == "failed"]
+    if failed:
+        console.print(f"{len(failed)} of {len(matrix.cells)} runs failed: {', '.join(failed)}", markup=False)
+    return path, not failed
+
+
+def trainings(options: Lra) -> Iterator[Train]:
+    """The options of every run: a seed of all methods before the next seed."""
+    common = {field.name: getattr(options, field.name) for field in fields(Overrides)}
+    common |= {name: getattr(options, name) for name in ("recipe", "data", "threads", "memory_budget", "precision")}
+    methods = (*([BAG_OF_TOKENS] if options.baseline else []), *options.methods)
+    sizes, rates = options.batches or (options.batch,), options.learning_rates or (options.learning_rate,)
+    for seed, task, method, batch, rate in itertools.product(options.seeds, options.tasks, methods, sizes, rates):
+        studied = {"batch": batch, "learning_rate": rate}
+        yield Train(**{**common, **studied, "task": task, "method": method, "seed": seed, "resume": True})
+
+
+def make_cell(train: Train, out: Path) -> Cell:
+    """A cell with its folder; an option that is wrong is a ValueError here, before anything runs."""
+    known = identity(job_of(train))
+    parts = [str(known[name]) for name in ("recipe", "task", "method", "options", "overrides")]
+    parts += [train.memory_budget or "", "" if train.precision == "float32" else train.precision]
+    name = "-".join(part for part in (*parts, f"seed{train.seed}") if part)
+    name = "".join(c if c.isalnum() or c in "-._" else "-" for c in name.replace(", ", "-"))
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:LONGEST_NAME]}-{blake2b(name.encode(), digest_size=6).hexdigest()}"
+    folder = out / name
+    return Cell(replace(train, out=folder), folder)
+
+
+def prepare_data(options: Lra, console: Console) -> None:
+    """Check that there is a store for each task; generate those that can be."""
+    for task in options.tasks:
+        recipe = recipe_of(options, options.recipe, task)
+        folder = store_of(options.data, task)
+        if task in GENERATED and not (folder / META).is_file():
+            generate(task, folder, recipe.data, console)
+        open_store(folder)
+
+
+def generate(task: str, folder: Path, options: Mapping[str, Value], console: Console) -> None:
+    """Write the store of a task by our own generator, as the recipe says."""
+    command, settings = GENERATED[task]
+    known = {field.name for field in fields(settings)}
+    made = settings(**{name: value for name, value in options.items() if name in known})
+    rest = {name: value for name, value in options.items() if name not in known}
+    console.print(f"generating {task}", markup=False)
+    run_data(Data(command(out=folder, settings=made, **rest)), console)
+
+
+def start_some(matrix: Matrix, jobs: int) -> None:
+    """Start waiting cells until `jobs` of them run."""
+    running = sum(cell.state == "running" for cell in matrix.cells)
+    for cell in matrix.cells:
+        if running >= jobs:
+            return
+        if cell.state == "waiting":
+            start(cell)
+            running += 1
+
+
+def start(cell: Cell) -> None:
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    (cell.folder / FAILURE).unlink(missing_ok=True)
+    environment = dict(os.environ)
+    if cell.train.threads is not None:
+        environment["OMP_NUM_THREADS"] = str(cell.train.threads)
+    cell.log = (cell.folder / "log.txt").open("wb")
+    command = [sys.executable, "-m", "skeinformer", "train", *arguments(cell.train)]
+    cell.process = subprocess.Popen(command, stdout=cell.log, stderr=subprocess.STDOUT, env=environment)
+    cell.state, cell.detail = "running", ""
+
+
+def arguments(train: Train) -> list[str]:
+    """The command line that `skein train` reads as `train`."""
+    words = []
+    for option in fields(Train):
+        value = getattr(train, option.name)
+        name = "--" + option.name.replace("_", "-")
+        if isinstance(value, bool) and option.default is not None:  # a flag
+            words += [name] if value else []
+        elif value is not None:
+            words += [name, str(value)]
+    return words
+
+
+def look(cell: Cell) -> bool:
+    """See how a running cell is getting on; True when it has ended."""
+    assert cell.process is not None
+    status = cell.process.poll()
+    if status is None:
+        path = cell.folder / RECORDS
+        checks = [r for r in read(path) if r["kind"] == "lra_check"] if path.is_file() else []
+        if checks:
+            last = checks[-1]
+            cell.detail = f"step {last['step']:,}, validation accuracy {last['valid_accuracy']:.3f}"
+        return False
+    close(cell)
+    if status == 0:
+        find_result(cell)
+    if cell.state != "done":
+        fail(cell, status)
+    return True
+
+
+def fail(cell: Cell, status: int) -> None:
+    """Record a cell that ended without a result, with the last line that it wrote."""
+    lines = (cell.folder / "log.txt").read_text(errors="replace").splitlines()
+    said = [line.strip("│ ") for line in lines if any(map(str.isalpha, line))]
+    if status < 0:
+        reason = f"killed by signal {-status}; the system does this when memory runs out" if status == -9 else ""
+        reason = reason or f"ended by signal {-status}"
+    else:
+        reason = said[-1].removeprefix("skein: ") if said else f"exit status {status} without a message"
+    cell.state, cell.detail = "failed", reason
+    record: Record = {"kind": "lra_failure", **identity(job_of(cell.train)), "error": cell.detail}
+    append(cell.folder / FAILURE, record)
+
+
+def find_result(cell: Cell) -> None:
+    """Mark a cell as done if its folder holds a result of the same settings and data."""
+    result = result_of(job_of(cell.train))
+    if result is not None:
+        cell.state = "done"
+        cell.detail = f"test accuracy {result['test_accuracy']:.3f} after {result['steps']:,} steps"
+
+
+def gather(out: Path) -> Path:
+    """All records of all cells in `out`, in one file."""
+    files: Sequence[Path] = sorted([*out.glob(f"*/{RECORDS}"), *out.glob(f"*/{FAILURE}")])
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in read(files)]
+    return write_whole("".join(lines), out / RECORDS)
+
+
+def stop_all(matrix: Matrix) -> None:
+    """End the processes that still run; their checkpoints stay."""
+    for cell in matrix.cells:
+        if cell.process is not None and cell.process.poll() is None:
+            cell.process.terminate()
+    for cell in matrix.cells:
+        if cell.process is not None:
+            cell.process.wait()
+        close(cell)
+
+
+@contextmanager
+def stopped_like_by_keyboard() -> Iterator[None]:
+    """A request to end (SIGTERM) ends the runs too, as Ctrl-C does; else they would go on alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def close(cell: Cell) -> None:
+    if cell.log is not None:
+        cell.log.close()
+        cell.log = None
+
+
+@contextmanager
+def show(matrix: Matrix, console: Console) -> Iterator[Callable[[], None]]:
+    """A table that is kept up to date in a terminal, else a line when a cell starts or ends."""
+    if console.is_terminal:
+        with Live(matrix.table(), console=console, refresh_per_second=4) as live:
+            yield lambda: live.update(matrix.table())
+    else:
+        said: dict[str, str] = {}
+
+        def refresh() -> None:
+            for cell in matrix.cells:
+                if cell.state != "waiting" and said.get(cell.title) != cell.state:
+                    said[cell.title] = cell.state
+                    detail = f": {cell.detail}" if cell.detail else ""
+                    console.print(f"{cell.title} {cell.state}{detail}", markup=False, soft_wrap=True)
+
+        yield refresh
+        refresh()

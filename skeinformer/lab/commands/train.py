@@ -1,0 +1,147 @@
+"""`skein train`: one run of a recipe, from a store of `skein data`."""
+
+import os
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from skeinformer.lab.lra.store import META, open_store
+from skeinformer.lab.records import Record
+from skeinformer.registry import check_count
+from skeinformer.lab.training.options import Overrides, Train
+from skeinformer.lab.training.job import Job, Watch
+from skeinformer.lab.training.loop import train
+from skeinformer.lab.training.memory import parse_bytes
+from skeinformer.lab.training.make import method_of
+from skeinformer.lab.training.recipes import Recipe, recipe
+
+
+def run_train(options: Train, console: Console | None = None) -> Record:
+    """Train, show the progress, and return the record of the result."""
+    if options.threads is not None:
+        check_count("threads", options.threads)
+        torch.set_num_threads(options.threads)
+    check_count("seed", options.seed, 0)
+    job = job_of(options)
+    if job.out.exists() and not job.out.is_dir():
+        raise ValueError(f"{job.out} is a file; give the name of a folder with --out")
+    if options.verify:
+        open_store(job.data, verify=True)
+    console = console or Console(stderr=True, highlight=False, quiet=not is_main_process())
+    with Display(console) as display:
+        return train(job, display)
+
+
+def job_of(options: Train) -> Job:
+    """The job that the options describe, checked."""
+    if options.micro_batch is not None:
+        check_count("micro_batch", options.micro_batch)
+        if options.memory_budget is not None:
+            raise ValueError("give --micro-batch or --memory-budget, not both")
+    method = method_of(options.method)
+    chosen = recipe_of(options, options.recipe, options.task)
+    name = method.spec.replace(":", "-").replace("=", "-").replace(",", "-")
+    return Job(
+        recipe=chosen,
+        method=method,
+        data=store_of(options.data, options.task),
+        out=options.out or Path("runs") / f"{options.task}-{name}-{options.seed}",
+        seed=options.seed,
+        resume=options.resume,
+        memory_budget=None if options.memory_budget is None else parse_bytes(options.memory_budget),
+        micro_batch=options.micro_batch,
+        precision=options.precision,
+        compile=options.compile,
+    )
+
+
+def recipe_of(options: Overrides, name: str, task: str) -> Recipe:
+    """The recipe with what the options replace."""
+    return recipe(name, task, **{field.name: getattr(options, field.name) for field in fields(Overrides)})
+
+
+def store_of(data: Path, task: str) -> Path:
+    """`data` itself if it is a store, else the folder in it that is called like the task."""
+    return data if (data / META).is_file() else data / task
+
+
+class Display(Watch):
+    """A bar and a table in a terminal, else a line for each check."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[stage]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task: TaskID | None = None
+        self.title = ""
+
+    def __enter__(self) -> "Display":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def begin(self, title: str, steps: int, done: int) -> None:
+        self.title = title
+        self.task = self.bar.add_task(title, total=steps, completed=done, stage="")
+        if done:
+            self.console.print(f"{title}: goes on from step {done:,}", markup=False, soft_wrap=True)
+
+    def step(self, step: int) -> None:
+        if self.task is not None:
+            self.bar.update(self.task, completed=step, stage="training")
+
+    def stage(self, text: str) -> None:
+        if self.task is None:
+            self.console.print(text, markup=False)
+        else:
+            self.bar.update(self.task, stage=text)
+
+    def check(self, record: Record) -> None:
+        self.console.print(check_line(record), markup=False, soft_wrap=True)
+
+
+def check_line(record: Record) -> str:
+    """A check in one line."""
+    errors = [f"{value:.2f}" for name, value in record.items() if name.startswith("error_layer_")]
+    error = f", attention error {' '.join(errors)}" if errors else ""
+    return (
+        f"step {record['step']:,}: loss {record['loss']:.4f}, validation {record['valid_loss']:.4f},"
+        f" accuracy {record['valid_accuracy']:.4f}{error}; {record['seconds']:.0f} s,"
+        f" {record['tokens_per_second']:,.0f} tokens/s"
+    )
+
+
+def is_main_process() -> bool:
+    """Under torchrun only the first process speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def print_result(record: Record) -> None:
+    """Print a run's result, a row for each number that a reader asks for."""
+    if not is_main_process():
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    rows = {
+        "test accuracy": f"{record['test_accuracy']:.4f} on {record['test_examples']:,} examples",
+        "most frequent label": f"{record['majority']:.4f}",
+        "validation accuracy": f"{record['valid_accuracy']:.4f} at step {record['best_step']:,}",
+        "steps": f"{record['steps']:,}, ended by {record['stopped']}",
+        "batch": f"{record['batch']}, in micro-batches of {record['micro_batch']}, processes: {record['processes']}",
+        "training": f"{record['seconds']:.0f} s, {record['seconds_per_thousand_steps']:.0f} s per thousand steps",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(highlight=False).print(table)

@@ -1,0 +1,155 @@
+"""Image: CIFAR-10 (Krizhevsky 2009) in gray, 32 x 32 pixels row by row, as 256 gray levels."""
+
+import io
+import lzma
+import pickle
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skeinformer.lab.lra.archives import damage_named, members
+from skeinformer.lab.lra.holdout import hold_out
+from skeinformer.lab.lra.store import Example
+
+SIDE = 32
+PIXELS = SIDE * SIDE
+VOCAB_SIZE = 256
+NUM_CLASSES = 10
+TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
+TEST = ("test_batch",)
+BATCH = re.compile(r"(data_batch_[1-5]|test_batch)(\.bin)?")
+WEIGHTS = np.array([0.2989, 0.587, 0.114], np.float32)  # of red, green and blue
+RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's own function that makes an array from a pickle
+# all that the official pickles ask for; anything else could run code
+ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+}
+
+
+class Images(NamedTuple):
+    pixels: NDArray[np.uint8]  # (N, 1024), gray
+    labels: NDArray[np.uint8]  # (N,)
+
+
+def read_image(source: Path, *, valid: int, seed: int) -> dict[str, Iterator[Example]]:
+    """The splits of `source`, with `valid` images held out of the training set, equally many of each class.
+
+    `source` is the folder cifar-10-batches-py or cifar-10-batches-bin, the tar.gz of one, or a folder with
+    gray_train_x.npy, gray_test_x.npy (or .npy.xz; uint8, N x 32 x 32) and labels.npz (train, test). An image that the
+    training set has twice is never held out.
+    """
+    train, test = _read_arrays(source) if (source / "labels.npz").exists() else _read_batches(source)
+    held_out = hold_out([row.tobytes() for row in train.pixels], train.labels.tolist(), valid, seed)
+    splits = {
+        "train": Images(train.pixels[~held_out], train.labels[~held_out]),
+        "valid": Images(train.pixels[held_out], train.labels[held_out]),
+        "test": test,
+    }
+    return {name: _examples(images) for name, images in splits.items()}
+
+
+def gray(colours: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """0.2989 R + 0.587 G + 0.114 B of (N, 3, pixels), rounded as TensorFlow's rgb_to_grayscale does."""
+    share: NDArray[np.float32] = (colours.astype(np.float32) / 255 * WEIGHTS[:, None]).sum(1)  # (N, pixels)
+    return (share * 255.5).astype(np.uint8)
+
+
+def _examples(images: Images) -> Iterator[Example]:
+    for pixels, label in zip(images.pixels, images.labels.tolist(), strict=True):
+        yield Example((pixels,), label)
+
+
+def _read_batches(source: Path) -> tuple[Images, Images]:
+    batches: dict[str, Images] = {}
+    for name, content in members(source, lambda name: BATCH.fullmatch(PurePosixPath(name).name) is not None):
+        batch = PurePosixPath(name).name
+        place = f"{source}, {name}"
+        if batch.removesuffix(".bin") in batches:
+            raise ValueError(f"{place}: the batch is there twice; name the folder that holds it once")
+        decode = _from_binary if batch.endswith(".bin") else _from_pickle
+        batches[batch.removesuffix(".bin")] = decode(content, place)
+    for name in (*TRAIN, *TEST):
+        if name not in batches:
+            raise ValueError(f"{source} holds no {name}; expected CIFAR-10's batches, or labels.npz beside npy files")
+    return _joined([batches[name] for name in TRAIN]), _joined([batches[name] for name in TEST])
+
+
+def _joined(parts: list[Images]) -> Images:
+    return Images(np.concatenate([part.pixels for part in parts]), np.concatenate([part.labels for part in parts]))
+
+
+def _from_binary(content: bytes, place: str) -> Images:
+    """A label and 3 x 1024 colours for each image, one byte each."""
+    record = 1 + 3 * PIXELS
+    if not content or len(content) % record:
+        raise ValueError(f"{place}: {len(content):,} bytes, expected a multiple of {record:,}; the file was cut off")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
+    return Images(gray(rows[:, 1:].reshape(-1, 3, PIXELS)), _checked_labels(rows[:, 0], len(rows), place))
+
+
+def _from_pickle(content: bytes, place: str) -> Images:
+    """A dictionary with the array `data`, uint8 (N, 3072), and the list `labels`."""
+    try:
+        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise ValueError(f"{place}: no batch of CIFAR-10: {error or type(error).__name__}") from error
+    data = batch.get(b"data") if isinstance(batch, dict) else None
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3 * PIXELS:
+        raise ValueError(f"{place}: expected an array 'data' of uint8 with {3 * PIXELS} columns")
+    return Images(gray(data.reshape(-1, 3, PIXELS)), _checked_labels(batch.get(b"labels"), len(data), place))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes numbers, bytes, lists, dictionaries and numpy arrays, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a batch does not need; nothing was run")
+        return ALLOWED[module, name]
+
+
+def _read_arrays(source: Path) -> tuple[Images, Images]:
+    path = source / "labels.npz"
+    found = []
+    for split in ("train", "test"):
+        labels = _load(path, split)
+        compressed = source / f"gray_{split}_x.npy.xz"
+        pixels_path = compressed if compressed.exists() else source / f"gray_{split}_x.npy"
+        pixels = _load(pixels_path)
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[1:] != (SIDE, SIDE):
+            raise ValueError(f"{pixels_path} holds {pixels.dtype} {pixels.shape}, expected uint8 (N, {SIDE}, {SIDE})")
+        found.append(Images(pixels.reshape(-1, PIXELS), _checked_labels(labels, len(pixels), f"{path}, {split}")))
+    return found[0], found[1]
+
+
+def _load(path: Path, key: str | None = None) -> NDArray[Any]:
+    """The array of an npy or npy.xz file, or the one called `key` of an npz file."""
+    with damage_named(path):
+        raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    try:
+        content = np.load(io.BytesIO(raw), allow_pickle=False)
+        return np.asarray(content if key is None else content[key])
+    except KeyError:
+        raise ValueError(f"{path} has no array called {key}") from None
+    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read as an array of numbers: {error}") from error
+
+
+def _checked_labels(labels: Any, count: int, place: str) -> NDArray[np.uint8]:
+    """The labels as an array, if there are `count` and all are classes."""
+    found = np.asarray(labels if labels is not None else [])
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise ValueError(f"{place}: expected {count:,} labels, got {found.dtype} {found.shape}")
+    wrong = np.flatnonzero((found < 0) | (found >= NUM_CLASSES))
+    if len(wrong):
+        raise ValueError(f"{place}, row {wrong[0]}: the label is {found[wrong[0]]}, expected 0 to {NUM_CLASSES - 1}")
+    return found.astype(np.uint8)

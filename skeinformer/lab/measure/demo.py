@@ -1,0 +1,186 @@
+"""The demo's measurements: exact attention, V-mean and Skeinformer on pretrained queries, keys and values."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skeinformer.attention import build, skein_attention
+from skeinformer.compare.measure import (
+    exact_attention,
+    finite,
+    interleaved,
+    peak_memory,
+    quartiles,
+    ratio,
+    relative_error,
+)
+from skeinformer.lab.measure.pretrained import first_tokens, load_model, load_text, pretrained_qkv
+from skeinformer.lab.records import Record, machine
+from skeinformer.registry import check_count
+
+OnStep = Callable[[str, str, float], None]
+
+
+class Contender(NamedTuple):
+    """A row of the demo: a name of METHODS, and its sizes where it has any."""
+
+    method: str
+    label: str
+    samples: int | None = None
+    pilots: int | None = None
+
+
+def demo_records(
+    *,
+    lengths: Sequence[int] = (1024, 4096, 16384),
+    layer: int = 3,
+    text: Path | str | None = None,
+    model: str | None = None,
+    rounds: int = 5,
+    samples: int = 256,
+    pilots: Sequence[int] = (256, 32),
+    seed: int = 0,
+    on_step: OnStep = lambda stage, detail, done: None,
+) -> Iterator[Record]:
+    """Measure every contender at every length, shortest first, and yield each row twice.
+
+    First as soon as its memory and error are known, with None for its times; then complete, after the timed rounds.
+    `on_step(stage, detail, share of the work done)` is called before each step. Takes about 12 times as long as exact
+    attention at the greatest length.
+    """
+    if not lengths:
+        raise ValueError("lengths is empty; give at least one sequence length")
+    for n in lengths:
+        check_count("length", n)
+    check_count("rounds", rounds)
+    field = contenders(samples, pilots)
+    common: Record = {
+        "kind": "demo",
+        "model": "MiniLM" if model is None else model,
+        "text": "Python language reference" if text is None else Path(text).name,
+        "layer": layer,
+        "rounds": rounds,
+        "seed": seed,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        **machine(),
+    }
+    lengths = sorted(lengths)
+    work = sum(n * n for n in lengths)
+    done = 0.0
+    on_step("loading", "the pretrained model and the text", done)
+    first_tokens(load_text(text), lengths[-1], load_model(model).tokenizer)  # a text too short is an error at once
+    for n in lengths:
+        share = n * n / work
+        on_step(f"n = {n:,}", f"queries, keys and values of layer {layer}", done)
+        qkv = pretrained_qkv(n, layer=layer, text=text, model=model)
+        step = partial(_step, on_step, f"n = {n:,}", done, share)
+        for record in _measure(field, qkv, rounds, seed, step):
+            yield {**common, **record}
+        done += share
+
+
+def contenders(samples: int, pilots: Sequence[int]) -> list[Contender]:
+    """Exact attention, V-mean, and Skeinformer with each number of pilots."""
+    check_count("samples", samples)
+    for count in pilots:
+        check_count("pilots", count)
+    skeins = [Contender("skeinformer", f"Skeinformer with {count} pilots", samples, count) for count in pilots]
+    return [Contender("softmax", "exact attention"), Contender("vmean", "V-mean"), *skeins]
+
+
+def _step(on_step: OnStep, stage: str, done: float, share: float, detail: str, part: float) -> None:
+    on_step(stage, detail, done + share * part)
+
+
+@torch.no_grad()
+def _measure(
+    field: Sequence[Contender],
+    qkv: tuple[Tensor, Tensor, Tensor],
+    rounds: int,
+    seed: int,
+    step: Callable[[str, float], None],
+) -> Iterator[Record]:
+    """The rows of one length, first without times, then complete."""
+    steps = 2 + len(field) + rounds  # each takes roughly as long as one call of exact attention
+    step("exact attention in float64", 1 / steps)
+    exact = exact_attention(*qkv)
+    runs: dict[str, Callable[[], Tensor]] = {}
+    rows: dict[str, Record] = {}
+    for i, contender in enumerate(field):
+        step(f"memory and error of {contender.label}", (2 + i) / steps)
+        runs[contender.label] = _prepare(contender, qkv, seed)
+        rows[contender.label] = {
+            "method": contender.method,
+            "label": contender.label,
+            "samples": contender.samples,
+            "pilots": contender.pilots,
+            "n": qkv[0].shape[-2],
+            "heads": qkv[0].shape[-3],
+            "head_dim": qkv[0].shape[-1],
+            **_memory_and_error(contender, runs[contender.label], qkv, exact, seed),
+        }
+        yield {**rows[contender.label], **_times(None, None)}
+
+    def on_round(number: int, seconds: dict[str, list[float]]) -> None:
+        if number < rounds:
+            step(f"time, round {number + 1} of {rounds}", (2 + len(field) + number) / steps)
+
+    step(f"time, round 1 of {rounds}", (2 + len(field)) / steps)
+    seconds = interleaved(runs, rounds, warmup=0, on_round=on_round)  # measuring memory has warmed up
+    for contender in field:
+        yield {**rows[contender.label], **_times(seconds[contender.label], seconds[field[0].label])}
+
+
+def _prepare(contender: Contender, qkv: tuple[Tensor, Tensor, Tensor], seed: int) -> Callable[[], Tensor]:
+    """The contender as a function without arguments; every call draws anew."""
+    head_dim = qkv[0].shape[-1]
+    if contender.samples is None:
+        module = build(contender.method, head_dim=head_dim).eval()
+    else:
+        module = build(
+            contender.method, head_dim=head_dim, budget=contender.samples, num_pilots=contender.pilots
+        ).eval()
+    return partial(module, *qkv, generator=torch.Generator(qkv[0].device).manual_seed(seed))
+
+
+def _memory_and_error(
+    contender: Contender, run: Callable[[], Tensor], qkv: tuple[Tensor, Tensor, Tensor], exact: Tensor, seed: int
+) -> Record:
+    """Peak memory of a plain call; error of an output, over heads, and Skeinformer's own estimate for that output.
+
+    The standard error of the true error is that of the mean over heads; the estimate's is propagated from its heads.
+    """
+    outputs: list[Tensor] = []
+    peak = peak_memory(lambda: outputs.append(run()), qkv[0].device)
+    output, estimate, estimate_se = outputs[0], None, None
+    if contender.samples is not None:
+        output, info = skein_attention(
+            *qkv,
+            num_samples=contender.samples,
+            num_pilots=contender.pilots,
+            generator=torch.Generator(qkv[0].device).manual_seed(seed),
+            return_info=True,
+        )
+        estimate = finite(info.error.double().mean())
+        estimate_se = finite(info.error_se.double().square().sum().sqrt() / info.error_se.numel())
+    error = relative_error(output, exact).flatten()  # (h,)
+    return {
+        "peak_bytes": peak,
+        "error": finite(error.mean()),
+        "error_se": finite(error.std() / len(error) ** 0.5) if len(error) > 1 else None,
+        "estimate": estimate,
+        "estimate_se": estimate_se,
+    }
+
+
+def _times(seconds: Sequence[float] | None, reference: Sequence[float] | None) -> Record:
+    """Median and quartiles of the seconds, and of their ratio to exact attention in the same round."""
+    names = ("seconds", "seconds_q25", "seconds_q75", "ratio", "ratio_q25", "ratio_q75")
+    if seconds is None or reference is None:
+        return dict.fromkeys(names)
+    return dict(zip(names, (*quartiles(seconds), *ratio(seconds, reference)), strict=True))

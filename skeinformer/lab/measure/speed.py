@@ -1,0 +1,386 @@
+"""Time and memory of every method beside torch's scaled_dot_product_attention (SDPA), in one process.
+
+At each length all methods run in the same interleaved rounds as SDPA, and a method's speed is the quotient of the two
+times in the same round: what slows a round down cancels. Calls too short to be timed are repeated within a round.
+Inputs are standard normal, so nothing here depends on a model or a text.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from skeinformer.attention import METHODS
+from skeinformer.attention.reformer import shares_keys
+from skeinformer.compare.contender import Contender, build_contender, has_budget, parse_all
+from skeinformer.lab.measure.flops import count_multiply_adds, executed_flops
+from skeinformer.compare.measure import Quartiles, interleaved, peak_memory, quartiles, ratio
+from skeinformer.lab.records import Record, Value, machine
+from skeinformer.registry import check_choice, check_count, check_number
+
+MODES = ("forward", "both")
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+# what the default leaves out: on these inputs each is the computation of another row
+SAME_COMPUTATION = {
+    "softmax_dropout": "softmax, but for dropout in training",
+    "sketched": "linformer_jlt, with the default sketch",
+    "informer_mask": "informer, where nothing is padded",
+}
+SHORTEST = 0.02  # seconds that one timing lasts at least
+MOST_REPEATS = 1000
+PEAK_SIZE = 1024  # of the square matrices whose product is taken for the most that the machine can do
+IDENTITY = (
+    "kind",
+    "method",
+    "options",
+    "peer",
+    "n",
+    "batch",
+    "heads",
+    "head_dim",
+    "samples",
+    "dtype",
+    "threads",
+    "mode",
+)
+
+Run = Callable[[], object]
+OnStep = Callable[[str, str, float], None]
+OnSkip = Callable[[str, str], None]
+
+
+class Sizes(NamedTuple):
+    """Of the inputs: b, h, n, p and their dtype."""
+
+    n: int
+    batch: int
+    heads: int = 2
+    head_dim: int = 32
+    dtype: str = "float32"
+
+
+class Entry(NamedTuple):
+    """What is timed under one label: how to make it for n tokens, and its multiply-adds per example and head.
+
+    `make(n)` gives a function of q, k and v; `multiply_adds(n, backward)` counts.
+    """
+
+    method: str
+    label: str
+    make: Callable[[int], Callable[..., Tensor]]
+    multiply_adds: Callable[[int, bool], int]
+    options: str = ""
+    samples: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique among the entries of a run."""
+        return f"{self.method}:{self.options}"
+
+
+def default_contenders(specs: Sequence[str] = (), pilots: Sequence[int] = (256, 32)) -> list[Contender]:
+    """The contenders of `specs`, all methods by default; plain `skeinformer` once for each number of pilots."""
+    for count in pilots:
+        check_count("pilots", count)
+    names = specs or [name for name in METHODS if name not in SAME_COMPUTATION]
+    skeins = [f"skeinformer:num_pilots={count}" for count in pilots] or ["skeinformer"]
+    return parse_all(spec for name in names for spec in (skeins if name == "skeinformer" else [name]))
+
+
+def contender_entry(contender: Contender, head_dim: int, budget: int) -> Entry:
+    """A method of METHODS with the budget; every call draws anew."""
+    options: dict[str, Any] = dict(contender.options)
+    return Entry(
+        method=contender.method,
+        label=contender.label,
+        make=lambda n: build_contender(contender, head_dim=head_dim, max_len=n, budget=budget),
+        multiply_adds=lambda n, backward: sum(
+            count_multiply_adds(
+                contender.method, n, budget=budget, head_dim=head_dim, backward=backward, **options
+            ).values()
+        ),
+        options=contender.options_text,
+        samples=budget if has_budget(contender) else None,
+    )
+
+
+def sdpa_entry(head_dim: int) -> Entry:
+    """torch's own attention, called directly: what the others are compared with."""
+    return Entry(
+        method="sdpa",
+        label="SDPA",
+        make=lambda n: F.scaled_dot_product_attention,
+        multiply_adds=lambda n, backward: sum(
+            count_multiply_adds("softmax", n, head_dim=head_dim, backward=backward).values()
+        ),
+    )
+
+
+def bench_records(
+    entries: Sequence[Entry],
+    lengths: Sequence[int],
+    *,
+    batch: int = 4,
+    long_batch: int = 1,
+    long_from: int = 16384,
+    heads: int = 2,
+    head_dim: int = 32,
+    dtype: str = "float32",
+    modes: Sequence[str] = MODES,
+    rounds: int = 7,
+    max_seconds: float = 10.0,
+    seed: int = 0,
+    known: Sequence[Record] = (),
+    on_step: OnStep = lambda stage, detail, done: None,
+    on_skip: OnSkip = lambda what, reason: None,
+) -> Iterator[Record]:
+    """Records of kind "bench": SDPA and every entry, at each length, shortest first, in each mode.
+
+    Mode "forward" is a call in evaluation, without gradients; "both" a call in training and the gradients of q, k, v
+    and the method's parameters. From n = `long_from` the batch is `long_batch`. What is in `known` is not measured
+    again. A call that must be expected to take more than `max_seconds`, from its time at a smaller length and its
+    FLOPs, is skipped, and `on_skip(what, reason)` told; where nothing smaller was measured, one whose FLOPs alone take
+    longer at the speed of a matrix product.
+    """
+    _check(lengths, modes, rounds, max_seconds, batch, long_batch, long_from, heads, head_dim)
+    check_choice("dtype", dtype, DTYPES)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    history = [record for record in known if record.get("kind") == "bench"]
+    present = {identity(record) for record in history}
+    lengths = sorted(set(lengths))
+    speed = cache(partial(matmul_peak, DTYPES[dtype]))
+    done, share = 0.0, 1 / sum(lengths) / len(modes)
+    for n in lengths:
+        sizes = Sizes(n, long_batch if n >= long_from else batch, heads, head_dim, dtype)
+        for mode in modes:
+            field = {}
+            for entry in (sdpa_entry(head_dim), *entries):
+                settings = _settings(entry, sizes, mode)
+                if identity(settings) in present and entry.method != "sdpa":
+                    continue
+                settings["flops"] = 2 * sizes.batch * heads * entry.multiply_adds(n, mode == "both")
+                expected = expected_seconds(settings, history)
+                if expected is None:
+                    expected = _number(settings, "flops") / speed()
+                if expected > max_seconds:
+                    reason = f"a call would take about {expected:.3g} s, more than max_seconds = {max_seconds:g}"
+                    on_skip(f"{entry.label} at n = {n:,}, {mode}", reason)
+                else:
+                    field[entry.name] = (entry, settings)
+            if any(identity(settings) not in present for _, settings in field.values()):
+                step = partial(_step, on_step, f"n = {n:,}, {mode}", done, share * n)
+                for record in _measure(field, sizes, mode, rounds, seed, step):
+                    history.append(record)
+                    if identity(record) not in present:
+                        yield {**record, "rounds": rounds, "seed": seed, "started": started, **machine()}
+            done += share * n
+
+
+def identity(record: Mapping[str, Value]) -> tuple[Value, ...]:
+    """What tells one measurement from another, whatever its result."""
+    return tuple(record.get(name) for name in IDENTITY)
+
+
+def expected_seconds(settings: Record, history: Sequence[Record]) -> float | None:
+    """The time of a call by that of the same method at the greatest smaller length: it grows as the FLOPs or as b n.
+
+    The larger of the two. None where nothing smaller was measured.
+    """
+
+    def alike(record: Mapping[str, Value]) -> tuple[Value, ...]:
+        return tuple(record.get(name) for name in IDENTITY if name not in ("n", "batch"))
+
+    shorter = [r for r in history if alike(r) == alike(settings) and _number(r, "n") < _number(settings, "n")]
+    if not shorter:
+        return None
+    last = max(shorter, key=lambda record: _number(record, "n"))
+    tokens = _number(settings, "n") * _number(settings, "batch") / (_number(last, "n") * _number(last, "batch"))
+    flops = _number(settings, "flops") / max(1.0, _number(last, "flops"))
+    return _number(last, "seconds") * max(tokens, flops)
+
+
+def crossover(ns: Sequence[int], ratios: Sequence[float]) -> float | None:
+    """The length from which a method is faster than SDPA: where `ratios`, SDPA's time / its own, pass 1 for good.
+
+    Interpolated between neighbours on logarithmic axes; the smallest n where it is faster at all, None where it is not
+    at the greatest.
+    """
+    points = sorted(zip(ns, ratios, strict=True))
+    slower = [index for index, (_, value) in enumerate(points) if value <= 1]
+    if not slower:
+        return float(points[0][0]) if points else None
+    last = slower[-1]
+    if last == len(points) - 1:
+        return None
+    (n1, ratio1), (n2, ratio2) = points[last : last + 2]
+    weight = -math.log(ratio1) / (math.log(ratio2) - math.log(ratio1))
+    return math.exp(math.log(n1) + weight * (math.log(n2) - math.log(n1)))
+
+
+def growth_exponent(n1: float, t1: float, n2: float, t2: float) -> float:
+    """a in t ~ n^a between two lengths: 1 is linear, 2 quadratic. For times per example where the batches differ."""
+    return math.log(t2 / t1) / math.log(n2 / n1)
+
+
+def random_inputs(sizes: Sizes, seed: int = 0, requires_grad: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Standard normal q, k and v, (b, h, n, p)."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (sizes.batch, sizes.heads, sizes.n, sizes.head_dim)
+    q, k, v = (torch.randn(shape, generator=generator).to(DTYPES[sizes.dtype]) for _ in range(3))
+    return q.requires_grad_(requires_grad), k.requires_grad_(requires_grad), v.requires_grad_(requires_grad)
+
+
+def forward_run(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Run:
+    """A call without gradients, as a function without arguments."""
+
+    def run() -> object:
+        with torch.no_grad():
+            return call(*inputs)
+
+    return run
+
+
+def both_run(call: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> Run:
+    """A call and the gradients of inputs and parameters, those that it has, for a fixed gradient of the output.
+
+    The output has the shape of the last input, (b, h, n, p), and its gradient the layout that a model hands back: the
+    heads of a token beside each other.
+    """
+    last = inputs[-1].transpose(1, 2)  # (b, n, h, p)
+    upstream = torch.randn(last.shape, generator=torch.Generator().manual_seed(1)).to(last.dtype).transpose(1, 2)
+    sources = list({id(x): x for x in (*inputs, *parameters)}.values())
+
+    def run() -> object:
+        return torch.autograd.grad(call(*inputs), sources, upstream, allow_unused=True)
+
+    return run
+
+
+def timed_rounds(
+    runs: Mapping[str, Run], rounds: int, on_round: Callable[[int, dict[str, list[float]]], None] | None = None
+) -> dict[str, list[float]]:
+    """Seconds of one call of every function in each of `rounds` interleaved rounds.
+
+    A function is called as often in a round as it takes for a timing of 20 ms. Call each once before: nothing is
+    warmed up here but by the call that finds out how often.
+    """
+    once = interleaved(runs, 1, warmup=0)
+    repeats = {name: min(MOST_REPEATS, math.ceil(SHORTEST / max(seconds, 1e-9))) for name, (seconds,) in once.items()}
+    repeated = {name: partial(_repeat, run, repeats[name]) for name, run in runs.items()}
+    seconds = interleaved(repeated, rounds, warmup=0, on_round=on_round)
+    return {name: [value / repeats[name] for value in values] for name, values in seconds.items()}
+
+
+def matmul_peak(dtype: torch.dtype, calls: int = 5) -> float:
+    """FLOPs in a second of the fastest of a few products of two square matrices: what the machine can do."""
+    a, b = torch.randn(2, PEAK_SIZE, PEAK_SIZE).to(dtype)
+    times = interleaved({"product": lambda: a @ b}, calls)["product"]
+    return 2 * PEAK_SIZE**3 / min(times)
+
+
+def spread(name: str, values: Quartiles | None) -> Record:
+    """Median and quartiles as fields `name`, `name_q25` and `name_q75`."""
+    names = (name, f"{name}_q25", f"{name}_q75")
+    return dict.fromkeys(names) if values is None else dict(zip(names, values, strict=True))
+
+
+def _measure(
+    field: Mapping[str, tuple[Entry, Record]],
+    sizes: Sizes,
+    mode: str,
+    rounds: int,
+    seed: int,
+    step: Callable[[str, float], None],
+) -> Iterator[Record]:
+    """The records of one length and mode, all from the same rounds."""
+    inputs = random_inputs(sizes, seed, requires_grad=mode == "both")
+    runs: dict[str, Run] = {}
+    peaks: dict[str, int] = {}
+    executed: dict[str, int] = {}
+    steps = len(field) + rounds + 1
+    for index, (name, (entry, _)) in enumerate(field.items()):
+        step(f"memory of {entry.label}", index / steps)
+        runs[name] = _prepare(entry, inputs, mode)
+        peaks[name] = peak_memory(runs[name], inputs[0].device)
+        executed[name] = executed_flops(runs[name])
+
+    def on_round(number: int, seconds: dict[str, list[float]]) -> None:
+        step(f"time, round {min(number + 1, rounds)} of {rounds}", (len(field) + 1 + number) / steps)
+
+    step(f"time, round 1 of {rounds}", len(field) / steps)
+    before = matmul_peak(DTYPES[sizes.dtype])
+    seconds = timed_rounds(runs, rounds, on_round)
+    peak = max(before, matmul_peak(DTYPES[sizes.dtype]))
+    reference = next((seconds[name] for name, (entry, _) in field.items() if entry.method == "sdpa"), None)
+    for name, (_, settings) in field.items():
+        times = quartiles(seconds[name])
+        yield {
+            **settings,
+            **spread("seconds", times),
+            **spread("ratio", None if reference is None else ratio(reference, seconds[name])),
+            "peak_bytes": peaks[name],
+            "executed_flops": executed[name],
+            "peak_fraction": executed[name] / times.median / peak,
+            "matmul_flops": peak,
+        }
+
+
+def _prepare(entry: Entry, inputs: tuple[Tensor, Tensor, Tensor], mode: str) -> Run:
+    call = entry.make(inputs[0].shape[-2])
+    parameters: list[Tensor] = []
+    if isinstance(call, nn.Module):
+        parameters = list(call.train(mode == "both").parameters())
+        inputs = (inputs[0], inputs[0], inputs[2]) if shares_keys(call) else inputs
+    return forward_run(call, inputs) if mode == "forward" else both_run(call, inputs, parameters)
+
+
+def _settings(entry: Entry, sizes: Sizes, mode: str) -> Record:
+    """What tells the record of an entry from others."""
+    return {
+        "kind": "bench",
+        "method": entry.method,
+        "options": entry.options,
+        "label": entry.label,
+        **sizes._asdict(),
+        "samples": entry.samples,
+        "threads": torch.get_num_threads(),
+        "mode": mode,
+    }
+
+
+def _repeat(run: Run, count: int) -> None:
+    for _ in range(count):
+        run()
+
+
+def _step(on_step: OnStep, stage: str, done: float, share: float, detail: str, part: float) -> None:
+    on_step(stage, detail, done + share * part)
+
+
+def _number(record: Mapping[str, Value], name: str) -> float:
+    value = record[name]
+    if not isinstance(value, int | float):
+        raise ValueError(f"record field {name!r} is {value!r}, expected a number")
+    return float(value)
+
+
+def _check(lengths: Sequence[int], modes: Sequence[str], rounds: int, max_seconds: float, *counts: int) -> None:
+    if not lengths:
+        raise ValueError("lengths is empty; give at least one sequence length")
+    if not modes:
+        raise ValueError("modes is empty; give forward, both, or the two")
+    for mode in modes:
+        check_choice("mode", mode, MODES)
+    for n in lengths:
+        check_count("length", n)
+    check_count("rounds", rounds)
+    names = ("batch", "long_batch", "long_from", "heads", "head_dim")
+    for name, count in zip(names, counts, strict=True):
+        check_count(name, count)
+    if not check_number("max_seconds", max_seconds, "positive") > 0:
+        raise ValueError(f"max_seconds must be positive, got {max_seconds}")

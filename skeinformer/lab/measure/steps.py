@@ -1,0 +1,107 @@
+"""A training step of the Long Range Arena's Text model with each attention, beside exact attention."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import torch
+from torch.nn import functional as F
+
+from skeinformer.compare.contender import Contender, has_budget
+from skeinformer.compare.measure import peak_memory, quartiles, ratio
+from skeinformer.lab.measure.speed import OnStep, Run, identity, spread, timed_rounds
+from skeinformer.lab.training.model import Classifier, ModelConfig
+from skeinformer.lab.records import Record, machine
+from skeinformer.registry import check_count
+
+STANDARD = Contender("softmax")
+VOCABULARY = 256  # bytes
+CLASSES = 2
+
+
+def step_records(
+    contenders: Sequence[Contender],
+    n: int = 4096,
+    *,
+    batch: int = 4,
+    budget: int = 256,
+    rounds: int = 7,
+    seed: int = 0,
+    known: Sequence[Record] = (),
+    on_step: OnStep = lambda stage, detail, done: None,
+) -> Iterator[Record]:
+    """Records of kind "bench_step": forward, loss, backward and AdamW on random bytes, all n of them real.
+
+    `ratio` is the time with exact attention (`softmax`) over that with the contender, in the same round. What is in
+    `known` is not measured again.
+    """
+    for name, count in (("length", n), ("batch", batch), ("rounds", rounds)):
+        check_count(name, count)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    present = {identity(record) for record in known}
+    settings = {contender: _settings(contender, n, batch, budget) for contender in (STANDARD, *contenders)}
+    missing = [contender for contender in settings if identity(settings[contender]) not in present]
+    if not missing:
+        return
+    field = dict.fromkeys((STANDARD, *missing))
+    stage, runs, peaks = f"training step, n = {n:,}", dict[str, Run](), dict[str, int]()
+    for index, contender in enumerate(field):
+        on_step(stage, f"memory of {contender.label}", index / (len(field) + rounds))
+        runs[contender.spec] = training_step(contender, n, batch, budget, seed)
+        peaks[contender.spec] = peak_memory(runs[contender.spec])
+
+    def on_round(number: int, seconds: dict[str, list[float]]) -> None:
+        on_step(stage, f"time, round {number} of {rounds}", (len(field) + number) / (len(field) + rounds))
+
+    seconds = timed_rounds(runs, rounds, on_round)
+    for contender in missing:
+        times = seconds[contender.spec]
+        yield {
+            **settings[contender],
+            **spread("seconds", quartiles(times)),
+            **spread("ratio", ratio(seconds[STANDARD.spec], times)),
+            "peak_bytes": peaks[contender.spec],
+            "rounds": rounds,
+            "seed": seed,
+            "started": started,
+            **machine(),
+        }
+
+
+def training_step(contender: Contender, n: int, batch: int, budget: int, seed: int = 0) -> Run:
+    """A step of the paper's model for Text, as a function without arguments; it changes the weights every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Classifier(
+            ModelConfig(
+                vocab_size=VOCABULARY,
+                num_classes=CLASSES,
+                max_len=n,
+                method=contender.method,
+                budget=budget,
+                options=dict(contender.options),
+            )
+        ).train()
+        tokens, labels = torch.randint(VOCABULARY, (batch, n)), torch.randint(CLASSES, (batch,))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    mask = torch.ones(batch, n, dtype=torch.bool)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(F.cross_entropy(model(tokens, mask), labels))
+        optimizer.step()
+
+    return run
+
+
+def _settings(contender: Contender, n: int, batch: int, budget: int) -> Record:
+    return {
+        "kind": "bench_step",
+        "method": contender.method,
+        "options": contender.options_text,
+        "label": contender.label,
+        "n": n,
+        "batch": batch,
+        "samples": budget if has_budget(contender) else None,
+        "dtype": "float32",
+        "threads": torch.get_num_threads(),
+    }

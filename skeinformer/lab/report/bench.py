@@ -1,0 +1,216 @@
+"""Sections of `skein bench`: time and memory against n, speed beside SDPA and other packages, a training step."""
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from typing import Literal, NamedTuple
+
+from skeinformer.lab.measure.speed import crossover, growth_exponent
+from skeinformer.lab.records import Record, Value
+from skeinformer.lab.report.figures import Panel, Series, Styles, grid_html
+from skeinformer.lab.report.format import count, distinct, label, number, operations, percent, real, seconds, size
+from skeinformer.lab.report.page import Section, select_html
+from skeinformer.lab.report.tables import Column, boxed, simple_table, spread_column, table_html
+
+SDPA = "sdpa"
+MODES = {"forward": "forward", "both": "forward and backward"}
+FIELDS = frozenset({"mode", "n", "samples", "label"})
+
+
+class Setting(NamedTuple):
+    """What is the same within a panel. The batch is not: it may depend on n."""
+
+    mode: str
+    heads: str
+    head_dim: str
+    dtype: str
+    threads: str
+
+
+class Show(NamedTuple):
+    """A field of the records that the table can show: its name, how it is written, which is best, its quartiles."""
+
+    name: str
+    write: Callable[[Value], str]
+    best: Literal["low", "high"]
+    spread: bool = False
+
+
+SHOWS = {
+    "ratio": Show("times faster than SDPA", number, "high", spread=True),
+    "seconds": Show("time", seconds, "low", spread=True),
+    "peak_bytes": Show("peak memory", size, "low"),
+    "flops": Show("FLOPs", operations, "low"),
+    "peak_fraction": Show("share of the matrix product's peak", percent, "high"),
+}
+
+LEGEND = (
+    "Times faster than SDPA: the time of torch's fused exact attention divided by the method's, median and quartiles "
+    "of rounds, taken round by round; above 1 the method is faster. Overtakes at: the length from which it stays "
+    "faster, interpolated on logarithmic axes. Grows as: the exponent a of time ~ n^a between the two greatest "
+    "lengths, per example. Peak: FLOPs per second as a share of a large matrix product's. In bold: the best method "
+    "shown at each n."
+)
+
+
+def bench_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
+    """Time and memory against n, and the table of each mode."""
+    sections = []
+    if panels := speed_panels(records):
+        note = "Per example, on logarithmic axes. Dashed: SDPA, torch's fused exact attention. At the largest d."
+        html = f"<p class='faint'>{escape(note)}</p>\n{grid_html(panels, styles)}"
+        sections.append(Section("Time and memory against length", html, FIELDS, records))
+    tables = []
+    shown = {field: show.name for field, show in SHOWS.items() if any(real(r, field) is not None for r in records)}
+    for setting, rows in _settings(records).items():
+        for field in shown:
+            data = {"mode": setting.mode, "show": field}
+            tables.append(boxed(_table_html(rows, field), f"{_title(setting, records)}: {shown[field]}", data))
+    choice = f"<p class='control'>show {select_html('show', shown, 'show')}</p>\n" if len(shown) > 1 else ""
+    html = f"{choice}<div class='holds'>{''.join(tables)}</div>\n<p class='faint'>{escape(LEGEND)}</p>"
+    return [*sections, Section("Speed", html, FIELDS, records)]
+
+
+def speed_panels(records: Sequence[Record]) -> list[Panel]:
+    """Time and memory per example against n, for each mode, at the largest d."""
+    panels = []
+    for setting, rows in _settings(records).items():
+        largest = _largest(rows)
+        kept = [r for r in rows if r.get("samples") in (None, largest)]
+        ticks = [float(n or 0) for n in distinct(kept, "n")]
+        for field, name, unit in (("seconds", "time", 1e3), ("peak_bytes", "peak memory", 1 / 2**20)):
+            series = [
+                Series(key, [point[0] for point in points], [point[1] * unit for point in points])
+                for key, points in _points(kept, field).items()
+            ]
+            if series:
+                axis = f"{name} per example, {'ms' if field == 'seconds' else 'MiB'}"
+                title = f"{name}, {_title(setting, records)}"
+                panels.append(Panel(title, "length n", axis, series, {"mode": setting.mode}, x_ticks=ticks))
+    return panels
+
+
+def peer_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
+    """Our methods beside the packages that implement them."""
+    note = "Forward and backward. Their time / ours: above 1 ours is faster; median and quartiles of rounds."
+    columns = (
+        Column("method", label),
+        Column("n", lambda r: count(r.get("n")), field="n"),
+        Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
+        Column("package", lambda r: str(r.get("peer") or "")),
+        spread_column("ours", "seconds", seconds),
+        spread_column("theirs", "peer_seconds", seconds),
+        spread_column("theirs / ours", "ratio", number),
+    )
+    return [Section("Beside other packages", simple_table(records, columns, note), frozenset({"label"}), records)]
+
+
+def step_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
+    """A training step of the model for the LRA task Text."""
+    note = "Forward, loss, backward and optimizer. Standard / this: above 1 the method is faster."
+    columns = (
+        Column("method", label),
+        Column("n", lambda r: count(r.get("n")), field="n"),
+        Column("batch", lambda r: count(r.get("batch")), field="batch"),
+        Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
+        spread_column("a step", "seconds", seconds, "low"),
+        spread_column("standard / this", "ratio", number, "high"),
+    )
+    return [Section("A training step", simple_table(records, columns, note), frozenset({"label"}), records)]
+
+
+def _table_html(rows: Sequence[Record], field: str) -> str:
+    """A row for each method and d, a column for each n; where it overtakes SDPA, and how its time grows."""
+    show = SHOWS[field]
+    lengths = [int(n or 0) for n in distinct(rows, "n")]
+    columns = [
+        Column("method", label),
+        Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
+        *(
+            spread_column(f"n = {n:,}", f"{field}_{n}", show.write, show.best)._replace(data={"n": str(n)})
+            for n in lengths
+        ),
+    ]
+    if field in ("ratio", "seconds"):
+        columns += [
+            Column("overtakes at", lambda r: str(r.get("overtakes") or ""), field="crossover"),
+            Column("grows as", lambda r: f"n^{r['exponent']:.2f}" if r.get("exponent") else "", field="exponent"),
+        ]
+    largest = _largest(rows)
+
+    def data(record: Record) -> dict[str, str]:
+        samples = record.get("samples")
+        chosen = {"largest": ""} if samples == largest else {}
+        return {"label": label(record), **({} if samples is None else {"samples": str(samples), **chosen})}
+
+    return table_html(
+        _wide(rows, field), columns, contest=lambda r: r.get("samples") or largest, data=data, sortable=True
+    )
+
+
+def _wide(rows: Iterable[Record], field: str) -> list[Record]:
+    """One record for each method and d, with the values at all n: field_1024, field_1024_q25 and so on."""
+    found: dict[tuple[str, Value], list[Record]] = {}
+    for row in sorted(rows, key=lambda r: real(r, "n") or 0):
+        found.setdefault((label(row), row.get("samples")), []).append(row)
+    wide = []
+    for (name, samples), points in found.items():
+        # exact attention is no approximation, so that it is never the best one
+        method = "softmax" if points[0].get("method") == SDPA else points[0].get("method")
+        record: Record = {"label": name, "method": method, "samples": samples}
+        for point in points:
+            for end in ("", "_q25", "_q75"):
+                record[f"{field}_{point['n']}{end}"] = point.get(f"{field}{end}")
+        wide.append({**record, **_growth(points), **({} if points[0].get("method") == SDPA else _overtaking(points))})
+    return wide
+
+
+def _overtaking(points: Sequence[Record]) -> Record:
+    known = [(int(real(r, "n") or 0), ratio) for r in points if (ratio := real(r, "ratio")) is not None]
+    if not known:
+        return {}
+    length = crossover([n for n, _ in known], [ratio for _, ratio in known])
+    if length is None:
+        return {"overtakes": "never"}
+    always = length == known[0][0]
+    return {"crossover": length, "overtakes": "always" if always else f"{length:,.0f}"}
+
+
+def _growth(points: Sequence[Record]) -> Record:
+    timed = _points(points, "seconds")
+    for known in timed.values():
+        if len(known) > 1:
+            return {"exponent": growth_exponent(*known[-2], *known[-1])}
+    return {}
+
+
+def _points(rows: Iterable[Record], field: str) -> dict[str, list[tuple[float, float]]]:
+    """n and `field` per example, by label and growing n, where a logarithmic axis can show it."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in sorted(rows, key=lambda r: real(r, "n") or 0):
+        n, value = real(row, "n"), real(row, field)
+        if n and value:
+            found.setdefault(label(row), []).append((n, value / (real(row, "batch") or 1)))
+    return found
+
+
+def _settings(records: Iterable[Record]) -> dict[Setting, list[Record]]:
+    """The records by setting, forward before backward."""
+    found: dict[Setting, list[Record]] = {}
+    for record in records:
+        found.setdefault(Setting(*(str(record.get(name)) for name in Setting._fields)), []).append(record)
+    return dict(sorted(found.items(), key=lambda item: (item[0].mode not in MODES, -len(item[0].mode), item[0])))
+
+
+def _title(setting: Setting, records: Sequence[Record]) -> str:
+    """The mode, and what else differs among the records."""
+    others = [
+        f"{name.replace('_', ' ')} {value}"
+        for name, value in setting._asdict().items()
+        if name != "mode" and len(distinct(records, name)) > 1
+    ]
+    return ", ".join([MODES.get(setting.mode, setting.mode), *others])
+
+
+def _largest(rows: Iterable[Record]) -> Value:
+    sizes = distinct(rows, "samples")
+    return sizes[-1] if sizes else None

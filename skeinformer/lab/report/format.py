@@ -1,0 +1,104 @@
+"""Values of records as a reader sees them: numbers, times, sizes, spreads and names."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from skeinformer.lab.records import Record, Value
+
+REFERENCE = "softmax"  # the method that the others approximate
+NOT_RIVALS = (REFERENCE, "softmax_dropout")  # exact but for the dropout of training: never the best approximation
+ROUNDING = 1e-4  # an error below is one of float32 arithmetic
+
+
+def number(value: Value, unit: str = "") -> str:
+    """Three significant digits, two where it is below 0.001; nothing for None."""
+    if not isinstance(value, int | float):
+        return ""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f}{unit}"
+    return f"{value:.1e}{unit}" if abs(value) < 1e-3 else f"{value:#.3g}{unit}"
+
+
+def seconds(value: Value) -> str:
+    """A time in seconds or milliseconds."""
+    if not isinstance(value, int | float):
+        return ""
+    return number(value, " s") if value >= 1 else number(value * 1e3, " ms")
+
+
+def size(value: Value) -> str:
+    """A number of bytes in KiB or MiB."""
+    if not isinstance(value, int | float):
+        return ""
+    return number(value / 2**20, " MiB") if value >= 2**20 else number(value / 2**10, " KiB")
+
+
+def operations(value: Value) -> str:
+    """A number of floating-point operations in millions or billions (G)."""
+    if not isinstance(value, int | float):
+        return ""
+    return number(value / 1e9, " G") if value >= 1e9 else number(value / 1e6, " M")
+
+
+def percent(value: Value) -> str:
+    """A share of one, in percent."""
+    return number(value * 100, " %") if isinstance(value, int | float) else ""
+
+
+def count(value: Value) -> str:
+    """A whole number with commas: a length, a number of trials."""
+    return f"{value:,}" if isinstance(value, int) else ""
+
+
+def plus_minus(standard_error: Value) -> str:
+    """± standard error to two digits, where there is one."""
+    if not isinstance(standard_error, int | float):
+        return ""
+    digits = f"{standard_error:#.2g}"
+    return f"± {digits}" if 0 < standard_error < 9.5 else f"± {float(digits):.0f}"
+
+
+def spread(value: Value, standard_error: Value) -> str:
+    """value ± standard error to the value's third digit, or more; the value alone if it has no error or is rounding."""
+    if not isinstance(value, int | float) or not isinstance(standard_error, int | float) or value < ROUNDING:
+        return number(value)
+    decimals = max(3, 2 - math.floor(math.log10(value)))
+    return f"{value:.{decimals}f} ± {standard_error:.{decimals}f}"
+
+
+def between(low: str, high: str) -> str:
+    """low to high, where there are such."""
+    return f"{low} to {high}" if low and high else ""
+
+
+def label(record: Record) -> str:
+    """What a reader calls the record's method."""
+    return str(record.get("label") or record.get("method") or "")
+
+
+def real(record: Record, name: str) -> float | None:
+    """The field `name` as a number, or None where the record has none."""
+    value = record.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def required(record: Record, name: str) -> float:
+    """The field `name` as a number; a ValueError where the record has none."""
+    value = real(record, name)
+    if value is None:
+        raise ValueError(f"record field {name!r} is {record.get(name)!r}, expected a number")
+    return value
+
+
+def distinct(records: Iterable[Record], name: str) -> list[Value]:
+    """The values of the field `name`, each once: numbers by size, anything else in the order of the records."""
+    values = list(dict.fromkeys(r[name] for r in records if r.get(name) is not None))
+    if all(isinstance(value, int | float) for value in values):
+        return sorted(values, key=lambda value: float(value or 0))
+    return values
+
+
+def listed(values: Sequence[object], most: int = 8) -> str:
+    """The values with commas between them; of many, the first, and how many more there are."""
+    shown = ", ".join(str(value) for value in values[:most])
+    return shown if len(values) <= most else f"{shown} and {len(values) - most} more"

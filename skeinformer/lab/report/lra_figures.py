@@ -1,0 +1,58 @@
+"""Pictures of the Long Range Arena: loss against training time, a panel for each recipe and task."""
+
+from collections.abc import Iterable, Sequence
+
+from skeinformer.lab.records import Record
+from skeinformer.lab.report.figures import Panel, Series
+from skeinformer.lab.report.format import label, real
+from skeinformer.lab.report.lra_runs import grouped, identity, of_kind, of_recipe, recipes
+from skeinformer.lab.report.published import TASKS
+
+
+def loss_panels(records: Iterable[Record]) -> list[Panel]:
+    """Validation loss of each run, and its training loss thin, against seconds of training; runs without overrides."""
+    checks = [check for check in of_kind(records, "lra_check") if not check.get("overrides")]
+    panels = []
+    for recipe in recipes(checks):
+        for task, name in TASKS.items():
+            mine = [check for check in checks if of_recipe(check, recipe) and check.get("task") == task]
+            if series := _series(mine):
+                data = {"recipe": recipe, "task": task}
+                panels.append(Panel(f"recipe {recipe}: {name}", "training time, s", "loss", series, data))
+    return panels
+
+
+def curves(checks: Iterable[Record]) -> list[list[Record]]:
+    """The checks of each run by step. What a repeated or resumed run checks again replaces the earlier checks."""
+    found = []
+    for group in grouped(checks, identity).values():
+        kept: list[Record] = []
+        for check in group:
+            step = real(check, "step") or 0.0
+            kept = [*(earlier for earlier in kept if (real(earlier, "step") or 0.0) < step), check]
+        found.append(kept)
+    return found
+
+
+def _series(checks: Iterable[Record]) -> list[Series]:
+    """The lines of a panel; of several seeds the first has the name."""
+    lines: list[Series] = []
+    named: set[str] = set()
+    for run in curves(checks):
+        name = label(run[-1])
+        if points := _points(run, "valid_loss"):
+            lines.append(_line(name, points)._replace(named=name not in named))
+            named.add(name)
+        if points := _points(run, "loss"):
+            lines.append(_line(name, points)._replace(thin=True))
+    return lines
+
+
+def _line(name: str, points: Sequence[tuple[float, float]]) -> Series:
+    return Series(name, [x for x, _ in points], [y for _, y in points])
+
+
+def _points(run: Sequence[Record], field: str) -> list[tuple[float, float]]:
+    """Seconds and loss, where a logarithmic axis can show both."""
+    points = [(real(check, "seconds") or 0.0, real(check, field) or 0.0) for check in run]
+    return [(seconds, loss) for seconds, loss in points if seconds > 0 and loss > 0]

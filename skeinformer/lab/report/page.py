@@ -1,0 +1,152 @@
+"""One self-contained HTML page of sections, with filters over all of them and a footer that says how it was made.
+
+The page asks for nothing else: no font, no image, no address. It follows the reader's light or dark setting. Its script
+only shows and hides what is already there; without it everything is visible.
+"""
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from skeinformer.lab.records import Record, Value
+from skeinformer.lab.report.figures import FIGURE_1, Styles, swatch_svg
+from skeinformer.lab.report.format import count, distinct, label, listed
+from skeinformer.lab.report.published import TASKS
+from skeinformer.lab.report.tables import attributes_html
+from skeinformer.lab.report.template import PAGE, SCRIPT, STYLE
+
+SETTINGS = (
+    *("recipe", "task", "data", "device", "precision", "processes"),
+    *("model", "text", "weights", "layer", "n", "samples", "batch", "heads", "head_dim", "dtype", "mode"),
+)
+RUNS = ("trials", "rounds", "seed", "started")
+MACHINE = ("cpu", "cores", "threads", "gpu", "torch", "python", "skeinformer", "commit", "command")
+
+
+class Section(NamedTuple):
+    """A part of the page. Its elements carry the `fields` of its `records` as data attributes, for the filters."""
+
+    heading: str
+    html: str
+    fields: frozenset[str] = frozenset()
+    records: Sequence[Record] = ()
+
+
+class Filter(NamedTuple):
+    """A choice among the values of a field of the records."""
+
+    field: str
+    heading: str
+    show: Callable[[Value], str] = str
+
+
+FILTERS = (
+    Filter("recipe", "recipe"),
+    Filter("task", "task", lambda value: TASKS.get(str(value), str(value))),
+    Filter("model", "model"),
+    Filter("text", "text"),
+    Filter("n", "length n", count),
+    Filter("weights", "weights"),
+    Filter("layer", "layer"),
+    Filter("mode", "speed of", lambda value: "with backward" if value == "both" else str(value)),
+)
+LARGEST, ALL = "largest", "all"  # choices of the sample size beside the sizes themselves
+
+
+def page_html(records: Sequence[Record], sections: Sequence[Section], styles: Styles, title: str) -> str:
+    """The page. A section has a heading where there are several; there are filters where a section can be filtered."""
+    filters = filters_html(sections, styles)
+    script = f"<script>{SCRIPT}</script>" if filters else ""
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    several = len(sections) > 1
+    return PAGE.substitute(
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
+        style=STYLE,
+        title=escape(title),
+        layout="filtered" if filters else "plain",
+        filters=filters,
+        sections="\n".join(_section_html(section, several) for section in sections),
+        footer=footer_html(records),
+        script=script,
+    )
+
+
+def filters_html(sections: Sequence[Section], styles: Styles) -> str:
+    """A fieldset for each field of which there are several values; the methods' is the legend of all figures too."""
+
+    def records(field: str) -> list[Record]:
+        return [record for section in sections if field in section.fields for record in section.records]
+
+    if not any(section.fields for section in sections):
+        return ""
+    parts = []
+    for field, heading, show in FILTERS:
+        values = distinct(records(field), field)
+        if len(values) > 1:
+            boxes = "".join(_checkbox(field, str(value), escape(show(value))) for value in values)
+            parts.append(f"<fieldset class='control'><legend>{escape(heading)}</legend>{boxes}</fieldset>")
+    sizes = distinct(records("samples"), "samples")
+    if len(sizes) > 1:
+        choices = {LARGEST: "the largest", ALL: "all", **{str(size): str(size) for size in sizes}}
+        select = select_html("samples", choices, "sample size d")
+        parts.append(f"<fieldset class='control'><legend>sample size d in tables</legend>{select}</fieldset>")
+    parts.append(_methods_html(records("label"), styles))
+    form = f"<form>\n{''.join(parts)}\n</form>"
+    return f"<aside><details open><summary>Filters and legend</summary>\n{form}</details></aside>"
+
+
+def select_html(field: str, choices: Mapping[str, str], heading: str) -> str:
+    """A choice of one value of `field`, at first the first."""
+    options = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in choices.items())
+    attributes = f'data-filter="{escape(field)}" aria-label="{escape(heading)}" autocomplete="off"'
+    return f'<select class="control" {attributes}>{options}</select>'
+
+
+def footer_html(records: Sequence[Record]) -> str:
+    """How the records were made."""
+    items = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in made_by(records).items())
+    return f"<dl>{''.join(items)}</dl>"
+
+
+def made_by(records: Sequence[Record]) -> dict[str, str]:
+    """Settings, machine, versions, commit and command; several values where the records differ."""
+    items = {}
+    for name in (*SETTINGS, *RUNS, *MACHINE):
+        values = distinct(records, name)
+        if name == "started" and len(values) > 2:
+            text = f"{min(map(str, values))} to {max(map(str, values))}"
+        else:
+            text = listed(values)
+        if values:
+            items[name.replace("_", " ")] = text
+    return items
+
+
+def _section_html(section: Section, several: bool) -> str:
+    heading = f"<h2>{escape(section.heading)}</h2>\n" if several else ""
+    return f"<section>\n{heading}{section.html}\n</section>"
+
+
+def _methods_html(records: Sequence[Record], styles: Styles) -> str:
+    methods = {label(r): (r.get("method"), r.get("options")) for r in records if label(r)}
+    boxes = []
+    for name, (method, options) in methods.items():
+        paper = {"paper": ""} if method in FIGURE_1 and not options else {}
+        boxes.append(_checkbox("label", name, f"{swatch_svg(styles[name])}{escape(name)}", attributes_html(paper)))
+    presets = "".join(
+        f'<button type="button" data-preset="{preset}">{text}</button>'
+        for preset, text in (("all", "all"), ("paper", "Figure 1's"), ("none", "none"))
+    )
+    return (
+        f"<fieldset class='methods'><legend>method</legend><div class='control presets'>{presets}</div>"
+        f"{''.join(boxes)}</fieldset>"
+    )
+
+
+def _checkbox(field: str, value: str, html: str, attributes: str = "") -> str:
+    return (
+        f'<label><input type="checkbox" class="control" data-filter="{field}" value="{escape(value)}"{attributes} '
+        f'checked autocomplete="off">{html}</label>'
+    )

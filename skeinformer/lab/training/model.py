@@ -1,0 +1,289 @@
+"""The transformer that Chen et al. (2022) train on the Long Range Arena: an encoder, a classifier for one sequence and
+one for a pair.
+
+Two layers, 64 wide, feed-forward 128, two heads of 32, learned positions, LayerNorm before each block, GELU, dropout
+0.1, mean pooling over the real tokens, and a head 64 -> 128 -> classes. The attention of each layer is `build` of a
+name in METHODS.
+
+Tokens are (b, n) whole numbers, masks (b, n) booleans, True = real, or None where all are. Padding may lie anywhere;
+what stands in it is never read, not even as an index.
+
+All three are saved by `save_pretrained(folder)` as config.json, model.safetensors and a card, and loaded by
+`Classifier.from_pretrained(folder)`. This needs huggingface_hub, of the extra `train`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from huggingface_hub import ModelCard, PyTorchModelHubMixin
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from skeinformer.attention import build
+from skeinformer.attention.reformer import shares_keys
+from skeinformer.registry import check_count, check_number
+from skeinformer.kernels.rows import masked_mean, plain_cpu
+
+EMBEDDING_STANDARD_DEVIATION = 0.02
+CARD = """---
+{{ card_data }}
+---
+
+# {{ model_class }} with {{ method }} attention
+
+The transformer that [Chen et al. (2022)]({{ paper_url }}) train on the Long Range Arena, with an attention of the
+library skeinformer; `config.json` has its sizes.
+
+## Measured
+
+{{ results | default("Nothing was measured when this model was saved.", true) }}
+
+## Use
+
+    from skeinformer.lab.training.model import {{ model_class }}
+
+    model = {{ model_class }}.from_pretrained("this folder or repository").eval()
+"""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the model and the attention in it; the defaults are the paper's."""
+
+    vocab_size: int
+    num_classes: int
+    max_len: int
+    """The longest sequence: there is a learned position for each token."""
+    method: str = "skeinformer"
+    """A name in METHODS."""
+    budget: int = 256
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Of the method, beside its budget."""
+    num_layers: int = 2
+    dim: int = 64
+    num_heads: int = 2
+    feedforward_dim: int = 128
+    classifier_dim: int = 128
+    """The width of the classifier's hidden layer."""
+    dropout: float = 0.1
+    seed: int | None = 0
+    """Of the attention's draws in evaluation, each layer with its own; None draws anew at every call."""
+
+
+class Dropout(nn.Module):
+    """In training, zero each number with probability `rate` (to 2^-16) and scale the others so that the mean stays.
+
+    On a CPU the draws of `nn.Dropout` cost more than the layers around it; here a draw is 16 bits of a 64-bit number.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        if not plain_cpu(x):
+            return F.dropout(x, self.rate)
+        dropped = min(round(self.rate * 2**16), 2**16 - 1)
+        words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
+        draws = words.view(torch.int16)[: x.numel()].view(x.shape)  # uniform from -2^15 to 2^15 - 1
+        return x * ((draws >= dropped - 2**15) * (2**16 / (2**16 - dropped))).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate}"
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention by a method of METHODS: projections to heads, the method, a projection back.
+
+    Where the method shares queries and keys (Reformer) there is no projection of keys.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.attention = build(
+            config.method,
+            head_dim=config.dim // config.num_heads,
+            max_len=config.max_len,
+            budget=config.budget,
+            seed=None if config.seed is None else config.seed * config.num_layers + layer,
+            **config.options,
+        )
+        self.query = nn.Linear(config.dim, config.dim)
+        self.key = None if shares_keys(self.attention) else nn.Linear(config.dim, config.dim)
+        self.value = nn.Linear(config.dim, config.dim)
+        self.output = nn.Linear(config.dim, config.dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(b, n, dim) -> (b, n, dim)."""
+        query, value = self._heads(self.query(x)), self._heads(self.value(x))
+        key = query if self.key is None else self._heads(self.key(x))
+        output: Tensor = self.attention(query, key, value, key_mask=mask, query_mask=mask)
+        x = self.output(output.transpose(1, 2).flatten(2))  # (b, n, h p)
+        return x
+
+    def _heads(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        return x.view(b, n, self.num_heads, width // self.num_heads).transpose(1, 2)  # (b, h, n, p)
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x)), with dropout on what is added."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.dim)
+        self.attention = SelfAttention(config, layer)
+        self.feedforward_norm = nn.LayerNorm(config.dim)
+        self.feedforward = nn.Sequential(
+            nn.Linear(config.dim, config.feedforward_dim),
+            nn.GELU(),
+            Dropout(config.dropout),
+            nn.Linear(config.feedforward_dim, config.dim),
+        )
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(b, n, dim) -> (b, n, dim)."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+        x = x + self.dropout(self.feedforward(self.feedforward_norm(x)))
+        return x
+
+
+class Saved(
+    nn.Module,
+    PyTorchModelHubMixin,
+    model_card_template=CARD,
+    library_name="skeinformer",
+    paper_url="https://aclanthology.org/2022.naacl-main.381",
+    license="apache-2.0",
+    tags=["sketched-attention", "long-sequences"],
+):
+    """A module that is made from a ModelConfig, saved with it and loaded from it."""
+
+    config: ModelConfig
+
+    @classmethod
+    def _load_as_safetensor(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
+        """All weights or an error, whatever was asked: a part of them would be a model with random numbers in it."""
+        return super()._load_as_safetensor(model, model_file, map_location, strict=True)
+
+    @classmethod
+    def _load_as_pickle(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
+        raise ValueError(f"{model_file} is a pickle, which is not loaded; save the model as safetensors")
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """The card; `results` is what it says under "Measured"."""
+        names = {"model_class": type(self).__name__, "method": self.config.method}
+        return super().generate_model_card(*args, **names, **kwargs)
+
+
+class Encoder(Saved):
+    """Tokens and positions through all layers. Rows of padding are not zero: leave them out by the mask."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        check_config(config)
+        self.config = config
+        self.max_len = config.max_len
+        self.tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.positions = nn.Parameter(torch.empty(config.max_len, config.dim))
+        self.dropout = Dropout(config.dropout)
+        self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.dim)
+        self.apply(initialize)
+        nn.init.normal_(self.positions, std=EMBEDDING_STANDARD_DEVIATION)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(b, n) -> (b, n, dim)."""
+        if tokens.dim() != 2 or not 0 < tokens.shape[1] <= self.max_len:
+            raise ValueError(
+                f"tokens have shape {tuple(tokens.shape)}, expected (batch, n) with n from 1 to max_len={self.max_len}"
+            )
+        if mask is not None:
+            tokens = tokens.masked_fill(~mask, 0)
+        x = self.dropout(self.tokens(tokens) + self.positions[: tokens.shape[1]])
+        for layer in self.layers:
+            x = layer(x, mask)
+        encoded: Tensor = self.norm(x)
+        return encoded
+
+    def pooled(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean over the real tokens, (b, n) -> (b, dim); zeros where there is none."""
+        x: Tensor = self(tokens, mask)
+        return masked_mean(x, mask)
+
+
+class Classifier(Saved):
+    """Logits for one sequence: encoder, mean over real tokens, head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.head = make_head(config.dim, config)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(b, n) -> (b, classes)."""
+        logits: Tensor = self.head(self.encoder.pooled(tokens, mask))
+        return logits
+
+
+class PairClassifier(Saved):
+    """Logits for two sequences: one encoder for both, the head on [x, y, x * y, x - y] of their means (Retrieval)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.head = make_head(4 * config.dim, config)
+
+    def forward(
+        self, tokens: Tensor, other_tokens: Tensor, mask: Tensor | None = None, other_mask: Tensor | None = None
+    ) -> Tensor:
+        """(b, n), (b, n') -> (b, classes)."""
+        x, y = self.encoder.pooled(tokens, mask), self.encoder.pooled(other_tokens, other_mask)  # (b, dim)
+        logits: Tensor = self.head(torch.cat([x, y, x * y, x - y], -1))
+        return logits
+
+
+def make_head(width: int, config: ModelConfig) -> nn.Module:
+    """width -> classifier_dim -> classes."""
+    head = nn.Sequential(
+        nn.Linear(width, config.classifier_dim), nn.GELU(), nn.Linear(config.classifier_dim, config.num_classes)
+    )
+    return head.apply(initialize)
+
+
+def initialize(module: nn.Module) -> None:
+    """Embeddings N(0, 0.02^2), weights by Glorot and Bengio (2010), biases 0. A method keeps its own parameters."""
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=EMBEDDING_STANDARD_DEVIATION)
+    elif isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        nn.init.zeros_(module.bias)
+
+
+def check_config(config: ModelConfig) -> None:
+    """Raise where a size is not possible."""
+    for name in (
+        "vocab_size",
+        "num_classes",
+        "max_len",
+        "num_layers",
+        "dim",
+        "num_heads",
+        "feedforward_dim",
+        "classifier_dim",
+    ):
+        check_count(name, getattr(config, name))
+    if config.dim % config.num_heads:
+        raise ValueError(
+            f"dim={config.dim} is not a multiple of num_heads={config.num_heads}; each head has the same width"
+        )
+    if not 0 <= check_number("dropout", config.dropout, "at least 0 and below 1") < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {config.dropout}")

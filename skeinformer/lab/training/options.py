@@ -1,0 +1,125 @@
+"""The options of `skein train` and `skein lra`, apart from what they run: reading them needs no training library."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from skeinformer.lab.lra.store import TASKS
+
+PAPER_METHODS = (
+    "softmax",
+    "vmean",
+    "bigbird",
+    "performer",
+    "nystromformer",
+    "linformer",
+    "informer",
+    "skeinformer",
+    "cluster",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """What replaces a number of the recipe; None leaves it."""
+
+    max_len: int | None = None
+    """Tokens that are read."""
+    budget: int | None = None
+    """The sketch size d."""
+    batch: int | None = None
+    """Examples in an optimizer step."""
+    learning_rate: float | None = None
+    """The highest learning rate."""
+    warmup: int | None = None
+    """Steps in which it rises."""
+    steps: int | None = None
+    """The most steps."""
+    check_every: int | None = None
+    """Steps between two looks at the validation set."""
+    patience: int | None = None
+    """Checks without a better validation after which training ends."""
+    valid_examples: int | None = None
+    """Of the validation set."""
+    test_examples: int | None = None
+    """Of the test set."""
+    num_layers: int | None = None
+    """Of the model."""
+    dim: int | None = None
+    """Width of the model."""
+    num_heads: int | None = None
+    """Attention heads."""
+    feedforward_dim: int | None = None
+    """Width of the feed-forward layers."""
+    classifier_dim: int | None = None
+    """Width of the classifier's hidden layer."""
+    dropout: float | None = None
+    """Share of numbers that dropout zeroes."""
+    weight_decay: float | None = None
+    """Of AdamW; 0 is Adam."""
+    bucket: bool | None = None
+    """Put examples of similar length into a batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Overrides):
+    """Train one model on one task of the Long Range Arena, test it, and save it."""
+
+    task: str
+    """listops, text, retrieval, pathfinder or image."""
+    method: str = "skeinformer"
+    """A method, with options as in skeinformer:num_pilots=32; or bag_of_tokens, a model without attention."""
+    recipe: str = "cpu"
+    """cpu (minutes on two cores) or paper (the paper's protocol)."""
+    data: Path = Path("lra-data")
+    """The store that `skein data` wrote, or a folder with one for each task."""
+    out: Path | None = None
+    """A folder for the run. Default: runs/<task>-<method>-<seed>."""
+    seed: int = 0
+    """Of the initial weights, the order of examples and all draws."""
+    verify: bool = False
+    """Compare the store with its checksums before training."""
+    resume: bool = False
+    """Go on from the last checkpoint in the folder; start, if there is none."""
+    memory_budget: str | None = None
+    """Find the largest micro-batch that fits, such as 16GiB, and add up gradients to the recipe's batch."""
+    micro_batch: int | None = None
+    """Examples at a time, in place of a memory budget."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 runs the model in mixed precision."""
+    compile: bool = False
+    """Use torch.compile."""
+    threads: int | None = None
+    """Of torch, on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lra(Overrides):
+    """Train a matrix of tasks, methods and seeds of the Long Range Arena; call it again to go on."""
+
+    tasks: tuple[str, ...] = TASKS
+    """listops, text, retrieval, pathfinder, image."""
+    methods: tuple[str, ...] = PAPER_METHODS
+    """Methods, with options as in skeinformer:num_pilots=32."""
+    seeds: tuple[int, ...] = (0,)
+    """One run for each."""
+    batches: tuple[int, ...] = ()
+    """Batch sizes of a study: one run for each."""
+    learning_rates: tuple[float, ...] = ()
+    """Learning rates of a study: one run for each."""
+    baseline: bool = True
+    """Also train a model that sees only how often each token occurs."""
+    recipe: str = "cpu"
+    """cpu (minutes on two cores) or paper (the paper's protocol)."""
+    data: Path = Path("lra-data")
+    """A folder with a store of `skein data` for each task; ListOps and Pathfinder are generated where missing."""
+    out: Path = Path("lra")
+    """A folder for the runs; all records in it are gathered in records.jsonl."""
+    jobs: int = 1
+    """Runs at a time."""
+    threads: int | None = None
+    """Of torch, in each run on a CPU."""
+    memory_budget: str | None = None
+    """Find the largest micro-batch that fits, such as 16GiB."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 runs the models in mixed precision."""

@@ -1,0 +1,279 @@
+"""`torch.nn.MultiheadAttention` with sketched attention: its arguments, parameters, state_dict and call.
+
+`MultiheadAttention(64, 4, method="skeinformer", budget=256)` goes where `torch.nn.MultiheadAttention(64, 4)` went, also
+inside `nn.TransformerEncoderLayer`, and weights load across in both directions. `skeinformer.nn.convert` puts it into a
+model that exists.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from skeinformer.attention import METHODS, Attention, build
+from skeinformer.attention.exact import Softmax
+from skeinformer.attention.reformer import shares_keys
+from skeinformer.registry import check_count, check_flag, lookup
+from skeinformer.kernels.rows import plain_cpu
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention` whose heads attend by a method of METHODS.
+
+    Positional arguments are torch's. `method` and its options go to `build`: budget (or num_samples), num_pilots, seed
+    and so on; a method with parameters for each position (linformer) also needs max_len, and adds parameters. Without
+    other options evaluation is deterministic (`seed=0`); training draws anew at every call.
+
+    What differs from torch:
+      - `need_weights` is False unless given, and the result is (output, None): no weights are formed.
+      - In self-attention `key_padding_mask` masks queries too: their rows are zero before the output projection, so
+        they come out as its bias. In cross-attention it masks keys only. Which of the two a call is, `self_attention`
+        says; None, the default, goes by `query is key`, the same object.
+      - Keys that are all padding give zero, where torch gives NaN.
+      - `dropout` acts on attention weights, which a sketch does not form: it is ignored, with one warning, by every
+        method but "softmax" and "softmax_dropout".
+      - `attn_mask`, `is_causal=True` and `need_weights=True` are errors.
+    """
+
+    attention: Attention
+    self_attention: bool | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        method: str = "skeinformer",
+        self_attention: bool | None = None,
+        **options: Any,
+    ) -> None:
+        check_count("embed_dim", embed_dim)
+        check_count("num_heads", num_heads)
+        if embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}; heads share it equally"
+            )
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+        self.notice = DropoutNotice()
+        self.configure(method, self_attention=self_attention, **options)
+
+    def configure(self, method: str, *, self_attention: bool | None = None, **options: Any) -> None:
+        """Attend by another method, or with other options; the weights stay, and so does `self_attention` if None."""
+        check_self_attention(self_attention)
+        self.attention = build_attention(self, method, **options)
+        self.method = method
+        self.self_attention = getattr(self, "self_attention", None) if self_attention is None else self_attention
+
+    # torch's encoder layers compute attention themselves in evaluation ("fast path", nested tensors) and never call a
+    # module that says yes here. What is true of the weights stays in the object's dictionary, and decides their making
+    @property
+    def _qkv_same_embed_dim(self) -> bool:
+        return bool(self.__dict__["_qkv_same_embed_dim"]) and "attention" not in self._modules
+
+    @_qkv_same_embed_dim.setter
+    def _qkv_same_embed_dim(self, same: bool) -> None:
+        self.__dict__["_qkv_same_embed_dim"] = same
+
+    def _reset_parameters(self) -> None:
+        """As torch does, number by number."""
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        for bias in (self.in_proj_bias, self.out_proj.bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
+        for added in (self.bias_k, self.bias_v):
+            if added is not None:
+                nn.init.xavier_normal_(added)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """(output, None) for (b, n, embed_dim) if `batch_first`, else (n, b, embed_dim); (n, embed_dim) too.
+
+        key_padding_mask: (b, n_k), boolean, True = padding, or a float mask of 0 and -inf; (n_k,) without a batch.
+        """
+        refuse(need_weights, attn_mask, is_causal)
+        inputs = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
+        for name, (x, width) in inputs.items():
+            check_input(name, x, width, query.dim())
+        if self.training and self.dropout > 0 and not isinstance(self.attention, Softmax):
+            self.notice.give(self.dropout, self.method)
+        key_mask = real_keys(key_padding_mask, key, batch_first=self.batch_first)
+        query_mask = key_mask if self._is_self_attention(query, key) else None
+        q, k, v = (self._heads(x) for x in self._project(query, key, value))
+        k, v, key_mask = self._append_keys(k, v, key_mask)
+        output: Tensor = self.attention(q, k, v, key_mask=key_mask, query_mask=query_mask)  # (b, h, n, p)
+        output = output.transpose(1, 2) if self.batch_first else output.permute(2, 0, 1, 3)
+        if query.dim() == 2:
+            output = output.reshape(*query.shape[:-1], self.num_heads, self.head_dim)
+        return F.linear(output.flatten(-2), self.out_proj.weight, self.out_proj.bias), None
+
+    def _is_self_attention(self, query: Tensor, key: Tensor) -> bool:
+        if self.self_attention and query.shape[:-1] != key.shape[:-1]:
+            raise ValueError(
+                f"query has shape {tuple(query.shape)} and key {tuple(key.shape)}, but this layer was told "
+                "self_attention=True: both are one sequence"
+            )
+        return query is key if self.self_attention is None else self.self_attention
+
+    def _project(self, *inputs: Tensor) -> list[Tensor]:
+        """Each of query, key and value by its weights, (..., embed_dim)."""
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return [F.linear(x, weight, bias) for x, weight, bias in zip(inputs, weights, biases, strict=True)]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        x = x.view(*x.shape[:-1], self.num_heads, self.head_dim)  # (b, n, h, p), (n, b, h, p) or (n, h, p)
+        if x.dim() == 3:
+            return x.transpose(0, 1)[None]  # (1, h, n, p)
+        return x.transpose(1, 2) if self.batch_first else x.permute(1, 2, 0, 3)  # (b, h, n, p)
+
+    def _append_keys(self, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The keys and values with the learned one of `add_bias_kv` and the zero of `add_zero_attn`, both real."""
+        added = [] if self.bias_k is None or self.bias_v is None else [(self.bias_k, self.bias_v)]
+        if self.add_zero_attn:
+            added.append((k.new_zeros(1, 1, self.embed_dim), v.new_zeros(1, 1, self.embed_dim)))
+        for key, value in added:
+            size = (1, self.num_heads, 1, self.head_dim)
+            k = torch.cat([k, key.view(size).to(k.dtype).expand(k.shape[0], -1, -1, -1)], -2)
+            v = torch.cat([v, value.view(size).to(v.dtype).expand(v.shape[0], -1, -1, -1)], -2)
+            key_mask = None if key_mask is None else F.pad(key_mask, (0, 1), value=True)
+        return k, v, key_mask
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}, method={self.method!r}"
+
+
+class DropoutNotice:
+    """One warning for all layers that hold it; a copy of a layer holds the same."""
+
+    def __init__(self) -> None:
+        self.given = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DropoutNotice":
+        return self
+
+    def give(self, dropout: float, method: str) -> None:
+        if self.given or torch.compiler.is_compiling():  # a compiled graph cannot hold a warning
+            return
+        self.given = True
+        warnings.warn(
+            f"dropout={dropout:g} acts on attention weights, which {method!r} does not form: it is ignored; set the "
+            "layer's dropout to 0, or use method='softmax'",
+            stacklevel=3,
+        )
+
+
+def build_attention(layer: nn.MultiheadAttention, method: str, **options: Any) -> Attention:
+    """The attention of one layer, with its device, dtype and mode, or an error that says why it cannot have it."""
+    entry = lookup("attention", method, METHODS)
+    if not entry.cross_attention and adds_keys(layer):
+        raise ValueError(
+            f"{method!r} is a pattern over the positions of one sequence, and add_bias_kv and add_zero_attn add keys "
+            "that have none; build without them, or choose a method that takes cross-attention"
+        )
+    if entry.make is Softmax:
+        options = {"dropout": layer.dropout, **options}
+    if options.get("conv_kernel") is not None:
+        options = {"num_heads": layer.num_heads, **options}
+    attention = build(method, **{"head_dim": layer.head_dim, "seed": 0, **options})
+    if shares_keys(attention):
+        raise ValueError(
+            f"{method!r} needs keys that are the queries, but this layer projects the two by different weights; choose "
+            "another method, or build a model of skeinformer.lab.training.model with it"
+        )
+    return place(attention, layer)
+
+
+def place(attention: Attention, layer: nn.MultiheadAttention) -> Attention:
+    """The attention with the device, dtype and mode of the layer."""
+    weight = layer.out_proj.weight
+    return attention.to(device=weight.device, dtype=weight.dtype).train(layer.training)
+
+
+def check_self_attention(value: object) -> None:
+    """Raise a TypeError unless `value` is True, False or None."""
+    if value is not None:
+        check_flag("self_attention", value)
+
+
+def adds_keys(layer: nn.MultiheadAttention) -> bool:
+    """Whether the layer attends to keys beside those it is given."""
+    return layer.bias_k is not None or layer.add_zero_attn
+
+
+def refuse(need_weights: bool, attn_mask: Tensor | None, is_causal: bool) -> None:
+    """Raise for what a sketch cannot give."""
+    what = {
+        "need_weights=True": (need_weights, "no matrix of weights is formed; call with need_weights=False"),
+        "attn_mask": (attn_mask is not None, "only padding can be masked; give it as key_padding_mask"),
+        "is_causal=True": (is_causal, "every query sees every real key"),
+    }
+    for argument, (asked, why) in what.items():
+        if asked:
+            raise ValueError(
+                f"{argument} is not possible with sketched attention: {why}, or leave this layer a "
+                "torch.nn.MultiheadAttention (skeinformer.nn.convert with filter=...)"
+            )
+
+
+def check_input(name: str, x: Tensor, width: int, dims: int) -> None:
+    """Raise unless x is (.., .., width), or (.., width) without a batch, with as many dimensions as the query."""
+    if x.is_nested:
+        raise ValueError(
+            f"{name} is a nested tensor; build the nn.TransformerEncoder around this layer with "
+            "enable_nested_tensor=False, or call skeinformer.nn.convert on the whole encoder"
+        )
+    if x.dim() not in (2, 3) or x.dim() != dims or x.shape[-1] != width:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}, expected three dimensions, or two without a batch, as many as the "
+            f"query has, and the last of width {width}"
+        )
+
+
+def real_keys(padding: Tensor | None, key: Tensor, *, batch_first: bool) -> Tensor | None:
+    """torch's key_padding_mask as ours: (b, n_k), True = real."""
+    if padding is None:
+        return None
+    expected = tuple(key.shape[:-1]) if key.dim() == 2 or batch_first else (key.shape[1], key.shape[0])
+    if not isinstance(padding, Tensor) or not (padding.dtype == torch.bool or padding.is_floating_point()):
+        kind = padding.dtype if isinstance(padding, Tensor) else type(padding).__name__
+        raise TypeError(f"key_padding_mask is {kind}, expected a boolean tensor, True = padding, or floats 0 and -inf")
+    if tuple(padding.shape) != expected:
+        raise ValueError(f"key_padding_mask has shape {tuple(padding.shape)}, expected {expected}")
+    if padding.dtype == torch.bool:
+        real = ~padding
+    else:
+        real = padding == 0
+        message = "key_padding_mask holds other floats than 0 and -inf, which would be added to scores; give a boolean"
+        allowed = (real | (padding == -torch.inf)).all()
+        if not plain_cpu(padding):
+            torch._assert_async(allowed, message)  # compiles, and a GPU need not be waited for
+        elif not allowed:
+            raise ValueError(f"{message} mask, True = padding")
+    return real[None] if key.dim() == 2 else real

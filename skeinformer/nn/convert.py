@@ -1,0 +1,322 @@
+"""Sketched attention in a PyTorch model that exists: `convert` changes its layers in place, `restore` undoes it.
+
+A layer changes its class and nothing else: it stays the same object, with its parameters, hooks and attributes, so that
+optimizers, wrappers and whoever else holds it go on as before. What it was is kept in the object, and so survives a
+copy, a pickle and a second conversion.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from glob import escape
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from skeinformer.attention import METHODS, Attention
+from skeinformer.attention.base import DTYPES
+from skeinformer.attention.exact import Softmax
+from skeinformer.nn.attention import DropoutNotice, MultiheadAttention, adds_keys, build_attention, check_self_attention, place
+from skeinformer.registry import check_flag, lookup
+
+Filter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None
+# each row of the output is a function of its own query; elsewhere pilots or landmarks come from all queries
+ROW_BY_ROW = {"softmax", "softmax_dropout", "vmean", "performer", "linear_transformer", "linformer", "linformer_jlt"}
+ROW_BY_ROW |= {"skeinformer_uniform"}
+OWN_ATTRIBUTES = ("attention", "method", "notice", "self_attention")  # what a converted layer has beside torch's
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did: names of layers, and for those it left alone the reason. Printing it shows all of it."""
+
+    method: str
+    options: Mapping[str, object]
+    converted: tuple[str, ...]
+    left: Mapping[str, str]
+    """Name to reason."""
+    notes: tuple[str, ...] = ()
+    decoder_cross_attention: bool = False
+    self_attention: bool | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments by which `convert` does the same again to a model that was built alike, as JSON holds them.
+
+        With these and a state_dict a converted model is saved: build, `convert(model, **settings)`, load.
+        """
+        return {
+            "method": self.method,
+            "filter": [escape(name) for name in self.converted],
+            "decoder_cross_attention": self.decoder_cross_attention,
+            "self_attention": self.self_attention,
+            **self.options,
+        }
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        total = len(self.converted) + len(self.left)
+        lines = [f"{len(self.converted)} of {total} attention layers attend by {self.method}({options})"]
+        lines += [f"  converted   {_shown(name)}" for name in self.converted]
+        lines += [f"  left alone  {_shown(name)}: {reason}" for name, reason in self.left.items()]
+        lines += [f"  note        {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a layer was: its class, and its attention if it was one of ours already."""
+
+    kind: type[nn.MultiheadAttention]
+    attention: Attention | None = None
+    method: str = ""
+    self_attention: bool | None = None
+
+
+def convert(
+    model: nn.Module,
+    method: str = "skeinformer",
+    *,
+    filter: Filter = None,
+    decoder_cross_attention: bool = False,
+    self_attention: bool | None = None,
+    **options: Any,
+) -> Conversion:
+    """Let every `nn.MultiheadAttention` in `model` attend by `method`, in place; the report says what changed.
+
+    `options` are those of `skeinformer.nn.MultiheadAttention`: budget, num_pilots, seed and the rest of `build`; layer
+    i has the seed `seed + i` (0 unless given; None draws anew in evaluation too). `filter` chooses layers: a predicate
+    on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes the options.
+    `self_attention` is that of the layer, None leaves it as it was; a decoder's cross-attention is never told.
+
+    Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal, and
+    its cross-attention, unless the method goes row by row or `decoder_cross_attention` says so; subclasses with a
+    forward of their own; parametrized or quantized weights. Nothing is changed if anything raises.
+    """
+    check_flag("decoder_cross_attention", decoder_cross_attention)
+    check_self_attention(self_attention)
+    layers, aliases = attention_layers(model)
+    left = reasons(model, layers, choose(layers, aliases, filter), method, decoder_cross_attention)
+    attentions: dict[str, Attention] = {}
+    seed = options.get("seed", 0)
+    for index, (name, layer) in enumerate(layers.items()):
+        if name not in left:
+            own = {**options, "seed": seed + index} if type(seed) is int else options
+            attentions[name] = build_attention(layer, method, **own)
+    notice = DropoutNotice()
+    crossing = {id(decoder.multihead_attn) for decoder in decoders(model)}
+    for name, attention in attentions.items():
+        own_sequence = None if id(layers[name]) in crossing else self_attention
+        change(layers[name], attention, method, notice, own_sequence)
+    leave_nested_tensors(model)
+    notes = [f"{alias} is the same layer as {_shown(name)}" for alias, name in aliases.items()]
+    notes += describe(model, method, {name: (layers[name], attention) for name, attention in attentions.items()})
+    if not layers:
+        notes.append(
+            f"{type(model).__name__} has no torch.nn.MultiheadAttention; models of transformers choose their "
+            "attention by name, see docs/drop-in-hf.md"
+        )
+    told = (decoder_cross_attention, self_attention)
+    return Conversion(method, options, tuple(attentions), left, tuple(notes), *told)
+
+
+def restore(model: nn.Module) -> tuple[str, ...]:
+    """Undo `convert` in `model`, in place: classes, attributes and flags as they were; weights as they are now.
+
+    Returns the names of the layers that it changed back. Copies and unpickled models can be restored too.
+    """
+    restored = []
+    for name, layer in attention_layers(model)[0].items():
+        before: Before | None = layer.__dict__.pop("_before", None)
+        if before is None:
+            continue
+        restored.append(name)
+        if before.attention is not None:
+            ours = cast(MultiheadAttention, layer)
+            ours.attention, ours.method = place(before.attention, layer), before.method
+            ours.self_attention = before.self_attention
+        else:
+            for attribute in OWN_ATTRIBUTES:
+                delattr(layer, attribute)
+            layer.__class__ = before.kind
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder) and "_use_nested_tensor_before" in encoder.__dict__:
+            encoder.use_nested_tensor = encoder.__dict__.pop("_use_nested_tensor_before")
+    return tuple(restored)
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Whatever is converted and restored inside, afterwards the attention layers and encoders are what they were."""
+    kept = [
+        (module, type(module), dict(vars(module)), dict(module._modules))
+        for module in model.modules()
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoder)
+    ]
+    try:
+        yield
+    finally:
+        for module, kind, attributes, children in kept:
+            module.__class__ = kind
+            for table, before in ((vars(module), attributes), (module._modules, children)):
+                table.clear()
+                table.update(before)
+
+
+def attention_layers(model: nn.Module) -> tuple[dict[str, nn.MultiheadAttention], dict[str, str]]:
+    """The attention layers by name, each object once under its first name, and the first name for every other name."""
+    first: dict[int, str] = {}
+    layers: dict[str, nn.MultiheadAttention] = {}
+    aliases: dict[str, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, nn.MultiheadAttention):
+            continue
+        if id(module) in first:
+            aliases[name] = first[id(module)]
+        else:
+            first[id(module)], layers[name] = name, module
+    return layers, aliases
+
+
+def choose(layers: Mapping[str, nn.MultiheadAttention], aliases: Mapping[str, str], filter: Filter) -> set[str]:
+    """The first names of layers that a filter lets through under any name; ValueError for a pattern that fits none."""
+    first = {**{name: name for name in layers}, **aliases}
+    if filter is None:
+        return set(layers)
+    if callable(filter):
+        return {first[name] for name in first if filter(name, layers[first[name]])}
+    chosen: set[str] = set()
+    for pattern in [filter] if isinstance(filter, str) else filter:
+        found = {first[name] for name in first if fnmatchcase(name, pattern)}
+        if not found:
+            names = ", ".join(map(_shown, first)) or "none"
+            raise ValueError(f"filter pattern {pattern!r} fits no attention layer; the model has: {names}")
+        chosen |= found
+    return chosen
+
+
+def reasons(
+    model: nn.Module,
+    layers: Mapping[str, nn.MultiheadAttention],
+    chosen: set[str],
+    method: str,
+    decoder_cross_attention: bool,
+) -> dict[str, str]:
+    """The layers to leave alone, by name, each with the reason."""
+    crosses = lookup("attention", method, METHODS).cross_attention
+    left = {}
+    for name, layer in layers.items():
+        reason = why_not(layer)
+        if name not in chosen:
+            now = f"; it attends by {layer.method}" if isinstance(layer, MultiheadAttention) else ""
+            reason = f"not chosen by filter{now}"
+        elif any(layer is decoder.self_attn for decoder in decoders(model)):
+            reason = "self-attention of a decoder layer, which is causal, stays exact"
+        elif any(layer is decoder.multihead_attn for decoder in decoders(model)):
+            if not crosses:
+                reason = f"cross-attention, and {method} is a pattern over one sequence"
+            elif method not in ROW_BY_ROW and not decoder_cross_attention:
+                reason = (
+                    f"cross-attention of a decoder, where a row by {method} would depend on later rows; "
+                    "decoder_cross_attention=True converts it"
+                )
+        elif not crosses and adds_keys(layer):
+            reason = f"add_bias_kv or add_zero_attn adds keys, and {method} is a pattern over one sequence"
+        if reason is not None:
+            left[name] = reason
+    return left
+
+
+def decoders(model: nn.Module) -> list[nn.TransformerDecoderLayer]:
+    """The decoder layers of torch in the model."""
+    return [module for module in model.modules() if isinstance(module, nn.TransformerDecoderLayer)]
+
+
+def why_not(layer: nn.MultiheadAttention) -> str | None:
+    """The reason why this layer cannot be converted, or None."""
+    kind = MultiheadAttention if isinstance(layer, MultiheadAttention) else nn.MultiheadAttention
+    if "forward" in layer.__dict__:
+        return "its forward was replaced on the object itself; convert first, then apply what replaces it"
+    if type(layer).forward is not kind.forward:
+        return f"{type(layer).__name__} is a subclass with a forward of its own"
+    if parametrize.is_parametrized(layer) or parametrize.is_parametrized(layer.out_proj):
+        return "its weights are parametrized"
+    weight = layer.out_proj.weight
+    if not isinstance(layer.out_proj, nn.Linear) or not isinstance(weight, Tensor) or weight.dtype not in DTYPES:
+        return "its weights are quantized, or its output projection is not a plain nn.Linear"
+    taken = [name for name in OWN_ATTRIBUTES if hasattr(layer, name)]
+    if taken and kind is nn.MultiheadAttention:
+        return f"it has an attribute {taken[0]!r} of its own"
+    return None
+
+
+def change(
+    layer: nn.MultiheadAttention, attention: Attention, method: str, notice: DropoutNotice, self_attention: bool | None
+) -> None:
+    """Give one layer its attention; the first time also its class, and remember what it was."""
+    if "_before" not in layer.__dict__:
+        if isinstance(layer, MultiheadAttention):
+            layer.__dict__["_before"] = Before(type(layer), layer.attention, layer.method, layer.self_attention)
+        else:
+            kind: type = type(layer)
+            layer.__dict__["_before"] = Before(kind)
+            layer.__class__ = sketched_class(kind)
+    ours = cast(MultiheadAttention, layer)
+    ours.attention, ours.method, ours.notice = attention, method, notice
+    ours.self_attention = getattr(ours, "self_attention", None) if self_attention is None else self_attention
+
+
+def leave_nested_tensors(model: nn.Module) -> None:
+    """Keep encoders that hold one of our layers from packing padded input into nested tensors."""
+    for encoder in model.modules():
+        if not isinstance(encoder, nn.TransformerEncoder) or not getattr(encoder, "use_nested_tensor", False):
+            continue
+        if any(isinstance(module, MultiheadAttention) for module in encoder.modules()):
+            encoder.__dict__["_use_nested_tensor_before"] = encoder.use_nested_tensor
+            encoder.use_nested_tensor = False
+
+
+def describe(
+    model: nn.Module, method: str, changed: Mapping[str, tuple[nn.MultiheadAttention, Attention]]
+) -> list[str]:
+    """What a user should know about the layers that changed."""
+    notes = []
+    added = sum(parameter.numel() for _, attention in changed.values() for parameter in attention.parameters())
+    if added:
+        notes.append(f"{added} new parameters need training: give them to the optimizer, convert before wrapping")
+    rates = {layer.dropout for layer, attention in changed.values() if not isinstance(attention, Softmax)} - {0.0}
+    if rates:
+        shown = ", ".join(f"{rate:g}" for rate in sorted(rates))
+        notes.append(f"dropout on attention weights ({shown}) is not applied in training: no weights are formed")
+    crossing = [decoder.multihead_attn for decoder in decoders(model)]
+    if method not in ROW_BY_ROW and any(layer is cross for layer, _ in changed.values() for cross in crossing):
+        notes.append(
+            f"in a decoder's cross-attention by {method} a row may depend on later rows, of which pilots or landmarks "
+            "are taken; skeinformer_uniform and performer go row by row"
+        )
+    return notes
+
+
+@cache
+def sketched_class(kind: type) -> type[MultiheadAttention]:
+    """The class of a converted layer: ours, or for a subclass without a forward of its own, ours before that one."""
+    if kind is nn.MultiheadAttention:
+        return MultiheadAttention
+
+    def reduce(layer: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        # a class made here has no name to be found by: copies and pickles find it by the class it was made from
+        reduced = cast(tuple[Any, ...], object.__reduce_ex__(layer, protocol))
+        return (_empty, (kind,), *reduced[2:])
+
+    return type(f"Sketched{kind.__name__}", (MultiheadAttention, kind), {"__reduce_ex__": reduce})
+
+
+def _empty(kind: type) -> nn.Module:
+    made = sketched_class(kind)
+    return made.__new__(made)
+
+
+def _shown(name: str) -> str:
+    return name or "the model itself"

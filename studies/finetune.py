@@ -1,0 +1,394 @@
+"""Fine-tune a pretrained model on long reviews with exact and with sketched attention: accuracy and time.
+
+    python -m studies.finetune --data imdb.parquet
+
+The model is MiniLM unless another is named, with a linear head on the mean of the real tokens. Only reviews with at
+least `min_tokens` tokens are taken, cut after `length` and padded to it; positions beyond 512 are made as in
+`long_positions`. All methods see the same reviews in the order of their seed, start from the same weights, and are
+tested on the same held-out reviews with the attention that they were trained with. Attention dropout, which a sketch
+does not have, is off for all; the model's other dropout is on.
+
+Times of a step are measured first, all methods in turn, in one process. A cell (method, d, seed) is one record: a run
+can be stopped and continued at the next cell.
+"""
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from skeinformer import huggingface
+from skeinformer.lab.measure.approx import Case, OnStep, Work, now
+from skeinformer.compare.measure import Quartiles, interleaved, quartiles, ratio
+from skeinformer.lab.measure.pretrained import Pretrained, load_model, long_positions, self_attention
+from skeinformer.lab.measure.speed import spread
+from studies.switched import EXACT, cases_of, shown_name, switch
+from skeinformer.lab.records import Record, machine, read
+from skeinformer.registry import check_count, check_number
+from skeinformer.kernels.rows import masked_mean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SPLITS = ("train", "test")
+KEYS = (
+    "model",
+    "text",
+    "n",
+    "min_tokens",
+    "steps",
+    "batch",
+    "learning_rate",
+    "test_examples",
+    "seed",
+    "method",
+    "options",
+    "samples",
+    "threads",
+)
+SHORTEST_TOKEN = 3  # characters: a shorter text is not worth tokenizing
+WARMUP = 0.1  # the share of the steps in which the learning rate grows
+HEAD_RATE = 20  # the head's learning rate in those of the model: it starts from nothing
+BACKWARD = 3  # a training step, in forward passes
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """Fine-tune a pretrained model on long reviews with exact and with sketched attention."""
+
+    data: Path
+    """A .parquet file with the columns split (train, test), label (0, 1) and text."""
+    methods: tuple[str, ...] = ("softmax", "skeinformer:num_pilots=32", "cluster")
+    """Names of methods, with options as in skeinformer:num_pilots=32; softmax is exact attention."""
+    samples: tuple[int, ...] = (128,)
+    """Budgets d."""
+    length: int = 1024
+    """n: a review is cut after as many tokens, the two special ones included, and padded to as many."""
+    min_tokens: int = 512
+    """Only reviews with at least as many tokens."""
+    steps: int = 200
+    """Of training."""
+    batch: int = 8
+    """Reviews in a step."""
+    learning_rate: float = 5e-5
+    """Of AdamW at its peak: linear up in a tenth of the steps, then linear to 0. The head's is 20 times that."""
+    test_examples: int = 500
+    """Held-out reviews of the split test, drawn once, the same for all."""
+    seeds: tuple[int, ...] = (0,)
+    """Of the order of the reviews, the head's start, dropout and the sketches' draws."""
+    rounds: int = 5
+    """How often a step is timed with each method, in turn."""
+    model: str | None = None
+    """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
+    threads: int | None = None
+    """Threads of torch. Default: torch's own choice."""
+    records: Path = Path("finetune/records.jsonl")
+    """Where records are appended, one JSON line each."""
+
+
+class Reviews(NamedTuple):
+    """Reviews of a split, padded."""
+
+    tokens: Tensor  # (reviews, n)
+    mask: Tensor  # (reviews, n), True = real
+    labels: Tensor  # (reviews,)
+
+    def take(self, index: Tensor) -> "Reviews":
+        """Some of them."""
+        return Reviews(*(x[index] for x in self))
+
+
+class Data(NamedTuple):
+    """What is trained on and what is tested on."""
+
+    train: Reviews
+    test: Reviews
+
+
+class Classifier(nn.Module):
+    """The model, the mean over the real tokens of its last hidden states, and a linear head."""
+
+    def __init__(self, pretrained: Pretrained, case: Case, n: int) -> None:
+        super().__init__()
+        self.model: Any = copy.deepcopy(pretrained.model).requires_grad_(True)
+        for layer in range(int(self.model.config.num_hidden_layers)):
+            self_attention(self.model, layer).dropout.p = 0.0
+        self.head = nn.Linear(int(self.model.config.hidden_size), 2)
+        self.positions = long_positions(pretrained, n)
+        self.options = switch(self.model, case)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """(b, n) -> (b, 2)."""
+        states = self.model(input_ids=tokens, attention_mask=mask, position_ids=self.positions, **self.options)
+        logits: Tensor = self.head(masked_mean(states.last_hidden_state, mask))
+        return logits
+
+
+def run_finetune(options: Finetune, console: "Console | None" = None) -> Path:
+    """Measure what is missing in the records file, print a table, and return the path of the file."""
+    from rich.console import Console
+
+    from studies.command import gather, progress, use_threads
+
+    console = console or Console(highlight=False)
+    cases = make_cases(options)
+    use_threads(options.threads)
+    known = read(options.records) if options.records.exists() else []
+    with progress(console) as on_step:
+        on_step("loading the model and the reviews", 0.0)
+        pretrained = load_model(options.model)
+        data = load_data(options, pretrained)
+        huggingface.register()
+        gather(options.records, known, finetune_records(options, pretrained, data, cases, known, on_step))
+    show(options, cases, known, console)
+    return options.records
+
+
+def make_cases(options: Finetune) -> list[Case]:
+    """Every method at every d, or a ValueError that names the option that is wrong."""
+    for name in ("methods", "samples", "seeds"):
+        if not getattr(options, name):
+            raise ValueError(f"{name} is empty; give at least one")
+    for name in ("steps", "batch", "test_examples", "rounds", "min_tokens"):
+        check_count(name, getattr(options, name))
+    check_count("length", options.length, at_least=max(3, options.min_tokens))
+    if not check_number("learning_rate", options.learning_rate, "above 0") > 0:
+        raise ValueError(f"learning_rate must be above 0, got {options.learning_rate}")
+    return cases_of(options.methods, options.samples)
+
+
+def load_data(options: Finetune, pretrained: Pretrained) -> Data:
+    """The reviews that are long enough, those of the test drawn by seed 0 of all that are."""
+    rows = read_rows(options.data)
+    splits = {split: tokenize(options, pretrained, [row for row in rows if row[0] == split]) for split in SPLITS}
+    for split, least in (("train", options.batch), ("test", options.test_examples)):
+        if len(splits[split].labels) < least:
+            raise ValueError(
+                f"{options.data.name} has {len(splits[split].labels)} reviews of at least {options.min_tokens} tokens "
+                f"in the split {split}, {least} are asked for; give a smaller min_tokens, batch or test_examples"
+            )
+    order = torch.randperm(len(splits["test"].labels), generator=torch.Generator().manual_seed(0))
+    return Data(splits["train"], splits["test"].take(order[: options.test_examples]))
+
+
+def read_rows(path: Path) -> list[tuple[str, int, str]]:
+    """Split, label and text of each row."""
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        columns = parquet.read_schema(path).names
+        missing = [name for name in ("split", "label", "text") if name not in columns]
+        if missing:
+            raise ValueError(f"{path} has the columns {', '.join(columns)}; it lacks {', '.join(missing)}")
+        table = parquet.read_table(path, columns=["split", "label", "text"]).to_pydict()
+    except ArrowInvalid as error:
+        raise ValueError(f"{path} is not a .parquet file: {error}") from error
+    rows = list(zip(table["split"], table["label"], table["text"], strict=True))
+    for number, (_, label, text) in enumerate(rows, start=1):
+        if label not in (0, 1) or not isinstance(text, str):
+            raise ValueError(
+                f"{path}, row {number}: label {label!r} and {type(text).__name__}; expected 0 or 1, a text"
+            )
+    return rows
+
+
+def tokenize(options: Finetune, pretrained: Pretrained, rows: Sequence[tuple[str, int, str]]) -> Reviews:
+    """The reviews that have `min_tokens` tokens, cut after `length` and padded to it."""
+    n, tokenizer = options.length, pretrained.tokenizer
+    long = [row for row in rows if len(row[2]) >= SHORTEST_TOKEN * options.min_tokens]
+    texts = [text.replace("<br />", " ") for _, _, text in long]
+    found = tokenizer(texts, truncation=True, max_length=n, verbose=False)["input_ids"] if texts else []
+    kept = [(tokens, row[1]) for tokens, row in zip(found, long, strict=True) if len(tokens) >= options.min_tokens]
+    tokens = torch.full((len(kept), n), int(tokenizer.pad_token_id))
+    mask = torch.zeros(len(kept), n, dtype=torch.bool)
+    for row, (ids, _) in enumerate(kept):
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        mask[row, : len(ids)] = True
+    return Reviews(tokens, mask, torch.tensor([label for _, label in kept], dtype=torch.long))
+
+
+def finetune_records(
+    options: Finetune,
+    pretrained: Pretrained,
+    data: Data,
+    cases: Sequence[Case],
+    known: Iterable[Record] = (),
+    on_step: OnStep = lambda detail, done: None,
+) -> Iterator[Record]:
+    """A Record of kind "finetune" for each seed and case that `known` does not hold."""
+    common = common_fields(options)
+    done = {key_of(record) for record in known if record.get("kind") == "finetune"}
+    left = [
+        (seed, case)
+        for seed in options.seeds
+        for case in cases
+        if key_of({**common, "seed": seed, **case.fields}) not in done
+    ]
+    if not left:
+        return
+    field = list(dict.fromkeys((EXACT, *(case for _, case in left))))
+    training = BACKWARD * options.steps * options.batch
+    work = Work(
+        (options.rounds + 1) * BACKWARD * options.batch * len(field) + len(left) * (training + options.test_examples),
+        on_step,
+    )
+    seconds = time_steps(options, pretrained, data, field, work)
+    for seed, case in left:
+        place = f"{case}, seed {seed}"
+        classifier, history, spent = train(options, pretrained, data.train, case, seed, work, place)
+        right = test(options, classifier, data.test, work, place)
+        last = history[-max(1, len(history) // 10) :]
+        yield {
+            "kind": "finetune",
+            **common,
+            "seed": seed,
+            **case.fields,
+            "test_accuracy": right / options.test_examples,
+            "majority": float(data.test.labels.double().mean().sub(0.5).abs() + 0.5),
+            "train_examples": len(data.train.labels),
+            "mean_tokens": float(data.train.mask.sum(1).double().mean()),
+            "loss": sum(last) / len(last),
+            "seconds": spent,
+            **spread("step_seconds", seconds[case][0]),
+            **spread("ratio", seconds[case][1]),
+            "rounds": options.rounds,
+            "started": now(),
+            **machine(),
+        }
+
+
+def time_steps(
+    options: Finetune, pretrained: Pretrained, data: Data, field: Sequence[Case], work: Work
+) -> dict[Case, tuple[Quartiles, Quartiles]]:
+    """Of a training step with each method: its seconds, and the share of those with exact attention."""
+    batch = data.train.take(torch.arange(options.batch))
+    cost = BACKWARD * options.batch * len(field)
+    runs: dict[str, Callable[[], object]] = {}
+    for case in field:
+        classifier, step = prepare(options, pretrained, case, 0)
+        classifier.train()
+        runs[str(case)] = partial(step, batch)
+
+    def on_round(number: int, seconds: dict[str, list[float]]) -> None:
+        work.step(f"times of a step: round {min(number + 1, options.rounds)} of {options.rounds}", cost)
+
+    work.step(f"times of a step: round 1 of {options.rounds}", cost)
+    seconds = interleaved(runs, options.rounds, on_round=on_round)
+    exact = seconds[str(EXACT)]
+    return {case: (quartiles(seconds[str(case)]), ratio(seconds[str(case)], exact)) for case in field}
+
+
+def prepare(
+    options: Finetune, pretrained: Pretrained, case: Case, seed: int
+) -> tuple[Classifier, Callable[[Reviews], float]]:
+    """The classifier at its start, and a step of training that returns the loss."""
+    torch.manual_seed(seed)
+    classifier = Classifier(pretrained, case, options.length)
+    groups = [
+        {"params": classifier.model.parameters(), "lr": options.learning_rate},
+        {"params": classifier.head.parameters(), "lr": HEAD_RATE * options.learning_rate},
+    ]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+    warmup = max(1, round(WARMUP * options.steps))
+
+    def rate(done: int) -> float:
+        return min((done + 1) / warmup, max(0.0, (options.steps - done) / max(1, options.steps - warmup)))
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+
+    def step(batch: Reviews) -> float:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(classifier(batch.tokens, batch.mask), batch.labels)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(classifier.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        return float(loss.detach())
+
+    return classifier, step
+
+
+def train(
+    options: Finetune, pretrained: Pretrained, reviews: Reviews, case: Case, seed: int, work: Work, place: str
+) -> tuple[Classifier, list[float], float]:
+    """The trained classifier, the loss of every step, and the seconds that the steps took."""
+    classifier, step = prepare(options, pretrained, case, seed)
+    classifier.train()
+    source, order = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.long)
+    history, spent = [], 0.0
+    for number in range(options.steps):
+        work.step(f"training, {place}: step {number + 1} of {options.steps}", BACKWARD * options.batch)
+        if len(order) < options.batch:
+            order = torch.randperm(len(reviews.labels), generator=source)
+        batch, order = reviews.take(order[: options.batch]), order[options.batch :]
+        start = time.perf_counter()
+        history.append(step(batch))
+        spent += time.perf_counter() - start
+    return classifier, history, spent
+
+
+def test(options: Finetune, classifier: Classifier, reviews: Reviews, work: Work, place: str) -> int:
+    """How many of the reviews are classified rightly."""
+    classifier.eval()
+    right = 0
+    for index in torch.split(torch.arange(len(reviews.labels)), options.batch):
+        work.step(f"test, {place}: review {int(index[0]) + 1} of {len(reviews.labels)}", len(index))
+        batch = reviews.take(index)
+        with torch.no_grad():
+            right += int((classifier(batch.tokens, batch.mask).argmax(-1) == batch.labels).sum())
+    return right
+
+
+def common_fields(options: Finetune) -> Record:
+    """The fields that all records of a study share."""
+    return {
+        "model": shown_name(options.model),
+        "text": options.data.name,
+        "n": options.length,
+        "min_tokens": options.min_tokens,
+        "steps": options.steps,
+        "batch": options.batch,
+        "learning_rate": options.learning_rate,
+        "test_examples": options.test_examples,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def key_of(record: Record) -> tuple[object, ...]:
+    """What a record is about."""
+    return tuple(record.get(name) for name in KEYS)
+
+
+def show(options: Finetune, cases: Sequence[Case], records: Sequence[Record], console: "Console") -> None:
+    """Print a row for each seed and case."""
+    from rich import box
+    from rich.table import Table
+
+    from studies.command import print_whole
+
+    common = common_fields(options)
+    found = {key_of(record): record for record in records if record.get("kind") == "finetune"}
+    title = f"n = {options.length:,}, {options.steps} steps of {options.batch}, {options.test_examples} test reviews"
+    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in ("method", "d", "seed", "accuracy", "training, s", "step / exact"):
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    for case in cases:
+        for seed in options.seeds:
+            if record := found.get(key_of({**common, "seed": seed, **case.fields})):
+                values = (f"{float(record[name] or 0):.3f}" for name in ("test_accuracy", "seconds", "ratio"))
+                table.add_row(case.contender.label, str(case.samples or ""), str(seed), *values)
+    print_whole(console, table)
+
+
+if __name__ == "__main__":
+    from studies.command import start
+
+    sys.exit(start(Finetune, run_finetune))

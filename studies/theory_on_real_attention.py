@@ -1,0 +1,150 @@
+"""Proposition 1, Lemma 1 and the remark on Informer, measured on the attention of a pretrained model.
+
+    python examples/theory_on_real_attention.py
+
+prints the two tables of docs/theory.md. Needs the extra `lab` and the pretrained weights that `make install` installs.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from skeinformer.lab.measure.pretrained import pretrained_qkv
+from skeinformer.sketch import draw
+from skeinformer.theory import (
+    attention_matrix,
+    chernoff_sample_size,
+    estimated_probability,
+    expected_squared_error,
+    lemma_1_constant,
+    lemma_1_sample_size,
+    optimal_probability,
+    proposition_1_bound,
+    quality_coefficient,
+    rank_correlation,
+    row_concentration,
+    sparsity_measure,
+)
+
+LAYERS = (0, 1, 3, 5)
+PILOTS = (32, 256)
+DELTA = 0.1
+PILOT_DRAWS = 20  # for the median of beta
+
+
+def short(x: float | Tensor) -> str:
+    return f"{float(x):.3g}"
+
+
+def draw_pilots(B: Tensor, num_pilots: int, generator: torch.Generator) -> Tensor:
+    """Rows of B drawn uniformly with replacement, separately for each head: (heads, n, n) -> (heads, num_pilots, n)."""
+    rows = torch.randint(B.shape[-2], (B.shape[0], num_pilots), generator=generator)
+    return torch.take_along_dim(B, rows[..., None], -2)
+
+
+def measured_squared_error(
+    B: Tensor, V: Tensor, probability: Tensor, num_samples: int, trials: int, generator: torch.Generator
+) -> Tensor:
+    """|BV - B S S^T V|_F^2 for drawn S: one head, (n, n) and (n, p) -> (trials,)."""
+    errors = []
+    for _ in range(trials):
+        S = draw(
+            "subsampling",
+            B.shape[-1],
+            num_samples,
+            generator=generator,
+            dtype=B.dtype,
+            log_probability=probability.log(),
+        )
+        errors.append((B @ (V - S.lift(S.apply(V)))).square().sum())
+    return torch.stack(errors)
+
+
+def lemma_row(layer: int, Q: Tensor, K: Tensor, V: Tensor, generator: torch.Generator) -> list[str]:
+    """What Lemma 1 and the remark on Informer say of one layer: medians over heads, and over draws of the pilots."""
+    B = attention_matrix(Q, K)
+    correlation = rank_correlation(row_concentration(B), sparsity_measure(Q, K))  # (heads,)
+    optimal = optimal_probability(B, V)
+    betas = []
+    for num_pilots in PILOTS:
+        draws = [estimated_probability(draw_pilots(B, num_pilots, generator), V) for _ in range(PILOT_DRAWS)]
+        betas.append(quality_coefficient(torch.stack(draws), optimal).quantile(0.5))
+    printed = lemma_1_sample_size(B.shape[-1], lemma_1_constant(B), DELTA).quantile(0.5)
+    chernoff = chernoff_sample_size(B, DELTA).quantile(0.5)
+    return [
+        str(layer),
+        f"{correlation.quantile(0.5):.2f} ({correlation.min():.2f} to {correlation.max():.2f})",
+        *(short(beta) for beta in betas),
+        short(printed),
+        f"{chernoff:.0f}",
+    ]
+
+
+def error_rows(
+    layer: int, B: Tensor, V: Tensor, num_samples: int, trials: int, generator: torch.Generator
+) -> list[list[str]]:
+    """Relative squared errors of one layer for each choice of p: of the head that the identity ranks in the middle."""
+    heads, n, _ = B.shape
+    optimal = optimal_probability(B, V)
+    uniform = torch.full((heads, n), 1 / n, dtype=B.dtype)
+    estimated = {k: estimated_probability(draw_pilots(B, k, generator), V) for k in PILOTS}
+    few = min(PILOTS)
+    choices = {"optimal": optimal}
+    choices |= {f"estimated, {k} pilots": probability for k, probability in estimated.items()}
+    choices |= {f"half estimated, {few} pilots, half uniform": (estimated[few] + uniform) / 2, "uniform": uniform}
+    rows = []
+    for name, probability in choices.items():
+        total = (B @ V).square().sum((-2, -1))  # (heads,)
+        predicted = expected_squared_error(B, V, probability, num_samples) / total
+        head = int(predicted.median(0).indices)
+        errors = (
+            measured_squared_error(B[head], V[head], probability[head], num_samples, trials, generator) / total[head]
+        )
+        beta = quality_coefficient(probability[head], optimal[head])
+        bound = proposition_1_bound(B[head], V[head], num_samples, beta, DELTA) / total[head] if beta > 0 else math.inf
+        measured = f"{short(errors.mean())} ± {short(errors.std() / math.sqrt(trials))}"
+        rows.append([str(layer), name, short(predicted[head]), measured, short(bound), short(predicted.max())])
+    return rows
+
+
+def table(title: str, *headings: str) -> Table:
+    result = Table(title=title)
+    for heading in headings:
+        result.add_column(heading, justify="right")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Proposition 1 and Lemma 1 on the attention of a pretrained model.")
+    parser.add_argument("--tokens", type=int, default=1024, help="n, the length of the text")
+    parser.add_argument("--samples", type=int, default=128, help="d, the sampled columns of the error table")
+    parser.add_argument("--trials", type=int, default=400, help="draws of S for each row of the error table")
+    parser.add_argument("--text", type=Path, help="a .txt or .parquet file in place of the Python reference")
+    arguments = parser.parse_args()
+    n, d = arguments.tokens, arguments.samples
+    generator = torch.Generator().manual_seed(0)
+    console = Console()
+    lemma = table(
+        f"Pilots: n = {n}, delta = {DELTA}, medians over heads",
+        *("layer", "rank correlation (range)", *(f"beta, {k} pilots" for k in PILOTS), "Lemma 1", "Chernoff"),
+    )
+    errors = table(
+        f"|BV - B S S^T V|^2 / |BV|^2: n = {n}, d = {d}, median head",
+        *("layer", "p", "predicted", f"mean of {arguments.trials}", "bound", "worst head, predicted"),
+    )
+    for layer in track(LAYERS, "layers", console=console, transient=True):
+        Q, K, V = (x[0].double() for x in pretrained_qkv(n, layer=layer, text=arguments.text))  # (heads, n, p)
+        lemma.add_row(*lemma_row(layer, Q, K, V, generator))
+        for row in error_rows(layer, attention_matrix(Q, K), V, d, arguments.trials, generator):
+            errors.add_row(*row)
+    console.print(lemma, errors)
+
+
+if __name__ == "__main__":
+    main()

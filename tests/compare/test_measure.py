@@ -1,0 +1,171 @@
+"""Time, memory and error are what their definitions say."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from skeinformer.compare.measure import (
+    finite,
+    frobenius_error,
+    input_gradients,
+    interleaved,
+    mean_cosine,
+    peak_memory,
+    quartiles,
+    ratio,
+    relative_error,
+    row_error,
+    spectral_error,
+)
+
+MIB = 2**20
+
+
+def floats(mib: int) -> torch.Tensor:
+    return torch.empty(mib * MIB // 4)
+
+
+def test_peak_memory_counts_what_is_held_at_one_time() -> None:
+    def held_together() -> torch.Tensor:
+        first = floats(8)
+        second = floats(4)
+        del first
+        third = floats(2)
+        return third + second[: third.numel()]
+
+    assert peak_memory(held_together) == pytest.approx(12 * MIB, rel=0.05)
+
+
+def test_peak_memory_counts_temporaries_that_are_freed_inside() -> None:
+    x = torch.rand(MIB)  # 4 MiB
+    # x + 1 and its square are 4 MiB each and live together; the sum is one number
+    assert peak_memory(lambda: (x + 1).square().sum()) == pytest.approx(8 * MIB, rel=0.05)
+
+
+def test_peak_memory_leaves_out_what_was_there_before() -> None:
+    x = floats(16)
+    assert peak_memory(lambda: x.zero_()) < 0.05 * MIB
+
+
+def test_peak_memory_of_attention_with_and_without_the_matrix() -> None:
+    n, p = 1024, 32
+    q = torch.rand(1, 2, n, p)
+    matrix, output = 2 * n * n * 4, 2 * n * p * 4
+    # the scores and their softmax live together
+    assert peak_memory(lambda: (q @ q.mT).softmax(-1) @ q) == pytest.approx(2 * matrix, rel=0.05)
+    fused = peak_memory(lambda: F.scaled_dot_product_attention(q, q, q))
+    assert output < fused < matrix / 2  # the kernel's scratch is seen, too
+
+
+def test_peak_memory_of_a_backward_pass_sees_other_threads() -> None:
+    x: Any = torch.rand(MIB, requires_grad=True)
+    # exp keeps its result for the gradient: result, gradient of the sum (expanded, no memory), gradient of x
+    assert peak_memory(lambda: x.exp().sum().backward()) == pytest.approx(8 * MIB, rel=0.05)
+
+
+def test_peak_memory_passes_errors_on_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        peak_memory(fails)
+    peak_memory(lambda: floats(1))
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err == ""
+
+
+def test_interleaved_rotates_and_does_not_count_the_warm_up() -> None:
+    calls: list[str] = []
+    seen: list[tuple[int, int]] = []
+    fns = {name: lambda name=name: calls.append(name) for name in "abc"}
+    seconds = interleaved(fns, 4, warmup=1, on_round=lambda number, so_far: seen.append((number, len(so_far["a"]))))
+    assert "".join(calls) == "cab" + "abc" + "bca" + "cab" + "abc"
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 4, "b": 4, "c": 4}
+    assert all(time >= 0 for times in seconds.values() for time in times)
+    assert seen == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+def test_interleaved_measures_with_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def work(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("skeinformer.compare.measure.time.perf_counter", lambda: now)
+    seconds = interleaved({"slow": lambda: work(2.0), "fast": lambda: work(0.5)}, 3)
+    assert seconds == {"slow": [2.0] * 3, "fast": [0.5] * 3}
+    seconds = interleaved({"slow": lambda: work(2.0)}, 2, warmup=0, setup={"slow": lambda: work(10.0)})
+    assert seconds == {"slow": [2.0] * 2}  # what prepares a call is not timed
+    assert now == 4 * 2.5 + 2 * 12.0
+
+
+def test_ratio_is_taken_round_by_round() -> None:
+    # the third round ran on a machine ten times slower: no ratio shows it
+    assert ratio([1.0, 2.0, 30.0], [2.0, 4.0, 60.0]) == (0.5, 0.5, 0.5)
+    assert ratio([1.0, 2.0, 3.0, 4.0, 5.0], [1.0] * 5) == (3.0, 2.0, 4.0)
+    assert quartiles([4.0]) == (4.0, 4.0, 4.0)
+    with pytest.raises(ValueError, match="2 times but 1 of the reference"):
+        ratio([1.0, 2.0], [1.0])
+
+
+def test_relative_error_by_hand() -> None:
+    exact = torch.zeros(1, 2, 2, 2)
+    exact[0, 0] = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    approx = exact.clone()
+    approx[0, 0, 1, 0] = 1.0
+    torch.testing.assert_close(relative_error(approx, exact), torch.tensor([[0.2, 0.0]], dtype=torch.float64))
+    mask = torch.tensor([[True, False]])
+    torch.testing.assert_close(relative_error(approx, exact, mask), torch.zeros(1, 2, dtype=torch.float64))
+
+
+def test_a_wrong_output_for_a_zero_one_is_infinitely_wrong() -> None:
+    assert relative_error(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2)).isinf().all()
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_spectral_error_is_the_largest_singular_value(relative: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    exact, approx = (torch.randn(2, 3, 40, 5, generator=generator) for _ in range(2))
+    mask = torch.rand(2, 40, generator=generator) < 0.8
+    difference = (approx - exact).double() * mask[:, None, :, None]
+    expected = torch.linalg.svdvals(difference)[..., 0]
+    if relative:
+        expected /= torch.linalg.svdvals(exact.double() * mask[:, None, :, None])[..., 0]
+    torch.testing.assert_close(spectral_error(approx, exact, mask, relative=relative), expected)
+
+
+def test_errors_carry_no_gradient_and_are_float64() -> None:
+    x = torch.rand(1, 2, 4, 3, dtype=torch.bfloat16, requires_grad=True)
+    for error in (relative_error(x, x.detach() + 1), spectral_error(x, x.detach() + 1)):
+        assert error.dtype == torch.float64
+        assert not error.requires_grad
+        assert error.shape == (1, 2)
+
+
+def test_row_error_and_cosine_by_hand() -> None:
+    exact = torch.tensor([[3.0, 4.0], [0.0, 2.0]])[None, None]
+    approx = torch.tensor([[3.0, 3.0], [2.0, 2.0]])[None, None]
+    double = torch.float64
+    torch.testing.assert_close(row_error(approx, exact), torch.tensor([[2 / 5]], dtype=double))
+    cosines = [21 / (5 * 18**0.5), 2 / 8**0.5]
+    torch.testing.assert_close(mean_cosine(approx, exact), torch.tensor([[sum(cosines) / 2]], dtype=double))
+    torch.testing.assert_close(frobenius_error(approx, exact), torch.tensor([[5**0.5]], dtype=double))
+
+
+def test_gradients_of_unused_inputs_are_zero_and_nothing_is_left_behind() -> None:
+    x, y = torch.rand(3), torch.rand(3, requires_grad=True)
+    upstream = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    with torch.no_grad():
+        first, second = input_gradients(lambda a, b: a.square(), (x, y), upstream)
+    torch.testing.assert_close(first, 2 * x * upstream.float())
+    assert torch.equal(second, torch.zeros(3))
+    assert y.grad is None
+
+
+def test_a_number_that_json_cannot_hold_is_none() -> None:
+    assert finite(torch.tensor(0.5)) == 0.5
+    assert finite(torch.tensor(float("nan"))) is None

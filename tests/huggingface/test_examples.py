@@ -1,0 +1,68 @@
+"""The examples with Hugging Face models run, on models small enough for a test."""
+
+import sys
+from pathlib import Path
+from runpy import run_path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs the extra `lab`")
+
+from skeinformer import huggingface
+from skeinformer.lab.measure.pretrained import load_model, long_positions
+from tests.huggingface.models import WORDS, bert, save_bert
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_bert(tmp_path)
+
+
+def run(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    try:
+        run_path(str(EXAMPLES / name), run_name="__main__")
+    finally:
+        huggingface.unregister()
+
+
+def test_switch_a_classifier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--tiny", "--tokens", "96", "--samples", "16")
+    run("switch_huggingface_classifier.py", *arguments, monkeypatch=monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "4 texts of 96 tokens, d = 16"
+    assert [line.split()[0] for line in lines[2:]] == ["exact", "skein", "skein-cluster"]
+    assert all(line.endswith("2 layers sketched") for line in lines[3:])
+
+
+def test_long_document(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = folder / "text.txt"
+    text.write_text(" ".join(WORDS * 3))
+    arguments = (str(text), "--model", str(folder), "--tokens", "200", "--samples", "64")
+    run("long_document.py", *arguments, monkeypatch=monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "200 tokens, d = 64"
+    assert [float(line.split()[-1]) > 0.8 for line in lines[3:]] == [True, True]
+
+
+def test_positions_begin_again(folder: Path) -> None:
+    pretrained = load_model(str(folder))
+    positions = long_positions(pretrained, 200)
+    assert positions.tolist() == [[i % 96 for i in range(200)]]
+    tokens = torch.randint(5, 90, (1, 96))
+    with torch.no_grad():
+        short, long = (
+            pretrained.model.embeddings(input_ids=x, position_ids=long_positions(pretrained, x.shape[1]))
+            for x in (tokens, torch.cat([tokens, tokens], 1))
+        )
+    assert torch.equal(torch.cat([short, short], 1), long)
+
+
+def test_positions_of_roberta_begin_after_the_padding_index(folder: Path) -> None:
+    bert("Roberta", pad_token_id=1).save_pretrained(folder)
+    pretrained = load_model(str(folder))
+    assert pretrained.chunk == 94
+    assert long_positions(pretrained, 95)[0, [0, 93, 94]].tolist() == [2, 95, 2]

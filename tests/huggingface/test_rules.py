@@ -1,0 +1,353 @@
+"""Which layers of a Hugging Face model are sketched, which take the exact kernel, and what is refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers", reason="needs transformers, of the extra `lab`")
+
+import transformers
+from torch.testing import assert_close
+from transformers import AttentionInterface
+from transformers.masking_utils import create_bidirectional_mask
+
+from skeinformer import build, huggingface
+from skeinformer.lab.measure.approx import Case
+from skeinformer.compare.contender import Contender
+from studies.switched import switch
+from tests.huggingface.models import LAYERS, LENGTH, bart, bert, encoder, grouped, hidden, inputs, t5
+
+TOKENS = inputs("bert")["input_ids"]
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    huggingface.register(num_samples=5)
+    yield
+    huggingface.unregister()
+
+
+def both(model: Any, implementation: str = "skein", **given: Any) -> tuple[Tensor, Tensor, dict[str, int]]:
+    """The last hidden state with sdpa, with ours, and what the layers did."""
+    model.eval().set_attn_implementation("sdpa")
+    exact = hidden(model, given)
+    model.set_attn_implementation(implementation)
+    with huggingface.watch() as counts:
+        return exact, hidden(model, given), dict(counts)
+
+
+def layer(**attributes: Any) -> nn.Module:
+    """An attention module that says of itself what is given."""
+    module = nn.Module().eval()
+    for name, value in {"is_causal": False, **attributes}.items():
+        setattr(module, name, value)
+    return module
+
+
+def call(module: nn.Module, mask: Tensor | None = None, n: int = 20, n_k: int = 20, **options: Any) -> str:
+    """What a layer does with random queries and keys: "sketched", or why it is exact. It is right either way."""
+    q, k = torch.randn(2, 2, n, 8), torch.randn(2, 2, n_k, 8)
+    with huggingface.watch() as counts:
+        output = AttentionInterface._global_mapping["skein"](module, q, k, k, mask, **options)[0]
+    (found,) = counts
+    if found != "sketched":
+        sdpa: Any = AttentionInterface._global_mapping["sdpa"]
+        four = mask if mask is None or mask.dim() == 4 else mask.bool()[:, None, None]
+        assert_close(output, sdpa(module, q, k, k, four, **options)[0])
+    return found
+
+
+PADDING = torch.arange(20) < torch.tensor([[20], [13]])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_causal_model_is_exact(padded: bool) -> None:
+    torch.manual_seed(0)
+    mask = torch.ones_like(TOKENS)
+    mask[1, :9] = 1 - padded
+    exact, ours, counts = both(grouped("Llama"), input_ids=TOKENS, attention_mask=mask)
+    assert_close(ours, exact)
+    assert counts == {"causal": LAYERS}
+
+
+def test_generation_is_exact() -> None:
+    torch.manual_seed(0)
+    config = grouped("Llama").config
+    model: Any = transformers.LlamaForCausalLM(config).eval()
+    mask = torch.ones_like(TOKENS)
+    mask[1, :9] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    expected = model.generate(TOKENS, **options)
+    model.set_attn_implementation("skein")
+    with huggingface.watch() as counts:
+        assert torch.equal(model.generate(TOKENS, **options), expected)
+    assert set(counts) == {"causal"}
+
+
+def test_position_biases_are_exact() -> None:
+    """T5: a learned bias in the encoder, one of zeros in its cross-attention."""
+    torch.manual_seed(0)
+    mask = torch.ones_like(TOKENS)
+    mask[1, 15:] = 0
+    model = t5()
+    exact, ours, counts = both(model.get_encoder(), input_ids=TOKENS, attention_mask=mask)
+    assert_close(ours, exact)
+    assert counts == {"position bias": LAYERS}
+    exact, ours, counts = both(model, input_ids=TOKENS, attention_mask=mask, decoder_input_ids=TOKENS[:, :7])
+    assert_close(ours, exact)
+    assert counts == {"position bias": 2 * LAYERS, "causal": LAYERS}
+
+
+def test_windows_are_kept_and_exact() -> None:
+    """ModernBERT: with as many samples as keys all is exact, so a window that was lost would show."""
+    mask = torch.ones_like(TOKENS)
+    mask[1, 15:] = 0
+    model = encoder("modernbert")
+    exact, ours, counts = both(model, input_ids=TOKENS, attention_mask=mask)
+    assert counts == {"sketched": 2, "sliding window": 2}
+    assert not torch.allclose(ours[0], exact[0], atol=1e-3)
+    huggingface.register(num_samples=LENGTH)
+    exact, ours, _ = both(model, input_ids=TOKENS, attention_mask=mask)
+    assert_close(ours[mask.bool()], exact[mask.bool()])
+    model.config.sliding_window = 10**6  # the mask is made from it
+    for window in model.layers:
+        window.attn.sliding_window = None
+    assert not torch.allclose(hidden(model, {"input_ids": TOKENS})[0], exact[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("n", [LENGTH, 10])
+@pytest.mark.parametrize("kind", ["bart", "bert"])
+def test_a_decoder_attends_to_the_encoder_exactly_unless_told(kind: str, n: int) -> None:
+    torch.manual_seed(0)
+    mask = torch.ones_like(TOKENS)
+    mask[1, 15:] = 0
+    given: dict[str, Tensor]
+    if kind == "bart":
+        model, encoded = bart(), LAYERS
+        given = {"input_ids": TOKENS, "attention_mask": mask, "decoder_input_ids": TOKENS[:, :n]}
+    else:
+        model, encoded = bert(is_decoder=True, add_cross_attention=True), 0
+        states = torch.randn(2, LENGTH, 32)
+        given = {"input_ids": TOKENS[:, :n], "encoder_hidden_states": states, "encoder_attention_mask": mask}
+    *_, counts = both(model, **given)
+    assert counts.pop("sketched", 0) == encoded
+    assert counts == {"causal": LAYERS, "cross-attention of a decoder": LAYERS}
+    huggingface.register(num_samples=5, decoder_cross_attention=True)
+    exact, rough, counts = both(model, **given)
+    assert counts == {"causal": LAYERS, "sketched": encoded + LAYERS}
+    assert not torch.allclose(rough, exact, atol=1e-3)
+    # no query is taken for padding: 15 real keys and samples are exact, also where there are as many queries as keys
+    huggingface.register(num_samples=15, decoder_cross_attention=True)
+    exact, ours, counts = both(model, **given)
+    assert counts["sketched"] == encoded + LAYERS
+    if kind == "bert":
+        assert_close(ours[1], exact[1], rtol=1e-4, atol=1e-4)
+
+
+def test_cross_attention_is_a_decoders_unless_the_layer_says_otherwise() -> None:
+    for module, n in ((layer(), 11), (layer(is_cross_attention=True), 20), (CrossAttention().eval(), 20)):
+        assert call(module, PADDING, n=n) == "cross-attention of a decoder"
+    assert call(layer(is_cross_attention=True, is_decoder=False), PADDING) == "sketched"
+    assert call(layer(is_decoder=False), PADDING, n=11) == "sketched"
+    huggingface.register(num_samples=5, decoder_cross_attention=True)
+    assert call(layer(), PADDING, n=11) == "sketched"
+    huggingface.register("longformer", num_samples=5)
+    q, k = torch.randn(2, 2, 11, 8), torch.randn(2, 2, 20, 8)
+    with huggingface.watch() as counts:
+        AttentionInterface._global_mapping["skein-longformer"](layer(), q, k, k, PADDING)
+    assert counts == {"cross-attention": 1}  # a pattern over one sequence
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_gpt2_does_not_see_later_tokens_by_its_cross_attention(told: bool) -> None:
+    """Neither its config nor its layers say that it is a decoder."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        vocab_size=99,
+        add_cross_attention=True,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model: Any = transformers.GPT2Model(config).eval()
+    model.set_attn_implementation("skein")
+    huggingface.register(num_samples=5, decoder_cross_attention=told)
+    given = {"input_ids": TOKENS, "encoder_hidden_states": torch.randn(2, 40, 32)}
+    later = TOKENS.clone()
+    later[:, 12:] = 98 - later[:, 12:]
+    with huggingface.watch() as counts:
+        change = hidden(model, given) - hidden(model, {**given, "input_ids": later})
+    assert bool(change[:, :12].abs().max() > 1e-3) is told
+    assert counts == {"causal": 4, "sketched" if told else "cross-attention of a decoder": 4}
+
+
+class Ambiguous(nn.Module):
+    """May attend to another sequence, and does not say whether it did."""
+
+    is_causal = False
+
+    def forward(self, hidden_states: Tensor, key_value_states: Tensor | None = None) -> None: ...
+
+
+class CrossAttention(nn.Module):
+    is_causal = False
+
+
+@pytest.mark.parametrize(
+    ("module", "elsewhere"),
+    [
+        (layer(), False),
+        (Ambiguous(), True),
+        (CrossAttention(), True),
+        (layer(is_cross_attention=True), True),
+        (layer(is_cross_attention=False), False),
+        (layer(is_decoder=True), True),
+        (layer(is_decoder=False), False),
+    ],
+)
+def test_queries_are_padded_only_where_they_are_the_keys(module: nn.Module, elsewhere: bool) -> None:
+    huggingface.register(num_samples=5, decoder_cross_attention=True)
+    q = torch.randn(2, 2, 20, 8)
+    output = AttentionInterface._global_mapping["skein"](module.eval(), q, q, q, PADDING)[0]
+    query_mask = None if elsewhere else PADDING
+    method = build("skeinformer", head_dim=8, budget=5, seed=0).eval()
+    assert_close(output, method(q, q, q, key_mask=PADDING, query_mask=query_mask).transpose(1, 2))
+    assert bool((output[1, 13:] == 0).all()) is not elsewhere
+
+
+def test_an_ambiguous_layer_of_an_encoder_and_decoder_is_exact() -> None:
+    module = Ambiguous().eval()
+    module.config = transformers.BartConfig()
+    assert call(module, PADDING) == "cross-attention of a decoder"
+
+
+def test_as_many_samples_as_keys_take_the_kernel_only_where_nothing_else_sets_the_size() -> None:
+    q = torch.randn(1, 2, 20, 8)
+    huggingface.register("nystromformer", num_samples=20, num_landmarks=3)
+    with huggingface.watch() as counts:
+        forward = AttentionInterface._global_mapping["skein-nystromformer"]
+        output = forward(layer(), q, q, q, None)[0]
+    assert counts == {"sketched": 1}
+    assert_close(output, build("nystromformer", head_dim=8, budget=3)(q, q, q).transpose(1, 2))
+    huggingface.register(num_samples=20)
+    assert call(layer()) == "no more keys than samples"
+    assert call(layer(is_decoder=False), n_k=21) == "sketched"
+    assert call(layer(), num_samples=19) == "sketched"
+
+
+def test_one_query_is_exact() -> None:
+    assert call(layer(), PADDING, n=1) == "one query"
+    assert call(layer(is_decoder=False), PADDING, n=2) == "sketched"
+
+
+def test_masks_of_four_dimensions() -> None:
+    four = PADDING[:, None, None]  # (b, 1, 1, n_k)
+    window = four & (torch.arange(20)[:, None] - torch.arange(20)).abs().le(3)  # (b, 1, n, n_k)
+    additive = torch.zeros(2, 1, 20, 20).masked_fill(~window, -torch.inf)
+    assert call(layer(), four) == "sketched"
+    assert call(layer(), four[:1]) == "sketched"  # the same for all examples
+    for mask in (window, additive, torch.zeros(2, 1, 1, 20).masked_fill(~four, -1e9), four.expand(-1, 2, -1, -1)):
+        assert call(layer(), mask) == "mask is more than padding"
+
+
+def test_a_mask_of_four_dimensions_given_to_a_model() -> None:
+    torch.manual_seed(0)
+    mask = (torch.arange(LENGTH)[:, None] >= torch.arange(LENGTH))[None, None].expand(2, 1, -1, -1)
+    exact, ours, counts = both(bert(), input_ids=TOKENS, attention_mask=mask)
+    assert_close(ours, exact)
+    assert counts == {"mask is more than padding": LAYERS}
+
+
+@pytest.mark.parametrize("b", [1, 2])
+def test_a_mask_of_three_dimensions_given_to_a_model_is_refused(b: int) -> None:
+    model = bert().eval()
+    model.set_attn_implementation("skein")
+    mask = torch.ones(b, LENGTH, LENGTH, dtype=torch.long)
+    with pytest.raises(ValueError, match=rf"shape \({b}, 24, 24\), expected two dimensions, \(batch, keys\), or four"):
+        hidden(model, {"input_ids": TOKENS[:b]}, attention_mask=mask)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_model_that_asks_for_the_whole_mask_gets_it(padded: bool) -> None:
+    """T5Gemma2's decoder and LightGlue change the mask that they are given: None or two dimensions would break them."""
+    model = bert()
+    model.set_attn_implementation("skein")
+    mask = PADDING if padded else None
+    options = {"config": model.config, "inputs_embeds": torch.zeros(2, 20, 32), "attention_mask": mask}
+    whole = create_bidirectional_mask(**options, allow_is_bidirectional_skip=False)
+    model.set_attn_implementation("sdpa")
+    expected = create_bidirectional_mask(**options, allow_is_bidirectional_skip=False)
+    assert expected is not None
+    assert_close(whole, expected)
+    assert whole.shape == (2, 1, 20, 20)
+
+
+def test_whole_numbers_are_a_padding_mask_too() -> None:
+    assert call(layer(), PADDING.long()) == "sketched"
+
+
+def test_a_layer_that_does_not_say_is_causal_as_transformers_has_it() -> None:
+    assert call(nn.Module(), None) == "causal"
+    assert call(layer(is_causal=True), None) == "causal"
+    assert call(layer(is_causal=True), None, is_causal=False) == "sketched"
+    assert call(layer(), None, is_causal=True) == "causal"
+
+
+def test_exact_layers_keep_their_dropout() -> None:
+    q = torch.randn(1, 2, 20, 8)
+    module = layer(is_causal=True).train()
+    forward = AttentionInterface._global_mapping["skein"]
+    assert not torch.equal(forward(module, q, q, q, None, dropout=0.5)[0], forward(module, q, q, q, None)[0])
+
+
+@pytest.mark.parametrize(
+    ("mask", "options", "message"),
+    [
+        (None, {"softcap": 30.0}, r"'skein' does not know softcap \(a cap on the scores\); use 'eager'"),
+        (None, {"s_aux": torch.zeros(2)}, "s_aux"),
+        (None, {"cache": object()}, "cache"),
+        (None, {"cu_seq_lens_q": torch.tensor([0, 20])}, "packed sequences"),
+        (None, {"output_attentions": True}, "forms no attention weights"),
+        (None, {"sliding_window": 8}, "a window of 8 keys, but its mask does not say so"),
+        (PADDING, {"sliding_window": 8}, "a window of 8 keys, but its mask is only one of padding"),
+        (torch.ones(2, 20), {}, r"shape \(2, 20\) and dtype torch.float32; expected a boolean mask"),
+        (torch.ones(2, 20, 20).bool(), {}, r"shape \(2, 20, 20\)"),
+        (torch.ones(2, 21).bool(), {}, r"shape \(2, 21\) .* expected a boolean mask of shape \(2, 20\)"),
+    ],
+)
+def test_what_neither_kernel_computes_is_refused(mask: Tensor | None, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(layer(), mask, **options)
+    assert call(layer(), None, sliding_window=20) == "sliding window"  # it reaches all keys
+
+
+def test_a_model_outside_the_interface_keeps_its_attention(tmp_path: Path) -> None:
+    """Loading it with the name passes in silence: only `watch` tells."""
+    config = transformers.MPNetConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    model: Any = transformers.MPNetModel(config).eval()
+    model.save_pretrained(tmp_path)
+    loaded: Any = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="skein").eval()
+    with huggingface.watch() as counts:
+        assert_close(hidden(loaded, {"input_ids": TOKENS}), hidden(model, {"input_ids": TOKENS}))
+    assert not counts
+    with pytest.raises(ValueError, match="MPNetModel does not go through transformers' attention interface"):
+        switch(model, Case(Contender("cluster"), 5))
+
+
+def test_watching_is_nested_and_ends() -> None:
+    with huggingface.watch() as outer:
+        call(layer(), PADDING)
+        with huggingface.watch() as inner:
+            call(layer(is_causal=True))
+    call(layer(), PADDING)
+    assert outer == {"sketched": 1, "causal": 1}
+    assert inner == {"causal": 1}

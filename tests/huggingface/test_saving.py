@@ -1,0 +1,154 @@
+"""A sketched Hugging Face model that was saved is sketched when it is loaded again, or says what is missing."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs transformers, of the extra `lab`")
+
+import transformers
+from torch.testing import assert_close
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from skeinformer import huggingface
+from tests.huggingface.models import HEADS, WIDTH, encoder, hidden, inputs
+
+NAMES = list(huggingface.available().values())
+MISSING = r"attn_implementation='skein' is not registered: call skeinformer\.huggingface\.register\(\) first"
+GIVEN = inputs("bert")
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    huggingface.register(num_samples=5)
+    yield
+    huggingface.unregister()
+
+
+def sketched(name: str = "bert", implementation: str = "skein") -> Any:
+    model = encoder(name)
+    model.set_attn_implementation(implementation)
+    return model
+
+
+def test_settings_without_a_name_are_not_loaded(tmp_path: Path) -> None:
+    """transformers' own methods keep the settings of a folder, and drop the name of the attention."""
+    huggingface.save_pretrained(sketched(), tmp_path / "sketched")
+    model = transformers.BertModel.from_pretrained(tmp_path / "sketched")
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path / "exact")
+    with pytest.raises(ValueError, match=r"was not saved by skeinformer\.huggingface\.save_pretrained"):
+        huggingface.load_pretrained(tmp_path / "exact")
+
+
+def test_transformers_alone_saves_an_exact_model(tmp_path: Path) -> None:
+    model = sketched()
+    model.save_pretrained(tmp_path)
+    assert "skein" not in (tmp_path / "config.json").read_text()
+    plain = transformers.BertModel.from_pretrained(tmp_path).eval()
+    assert plain.config._attn_implementation == "sdpa"
+    assert_close(hidden(plain, GIVEN), hidden(encoder("bert"), GIVEN))
+    loaded = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="skein").eval()
+    assert torch.equal(hidden(loaded, GIVEN), hidden(model, GIVEN))
+    with pytest.raises(ValueError, match=r"was not saved by skeinformer\.huggingface\.save_pretrained"):
+        huggingface.load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "eurobert"])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("skeinformer", {"num_samples": 7, "num_pilots": 3, "seed": 4}),
+        ("cluster", {"num_samples": 6, "num_steps": 2, "decoder_cross_attention": True}),
+    ],
+)
+def test_a_saved_model_loads_with_its_settings(name: str, method: str, options: dict[str, Any], tmp_path: Path) -> None:
+    (implementation,) = huggingface.register(method, **options)
+    model = sketched(name, implementation)
+    expected = hidden(model, inputs(name))
+    before = model.config.to_dict().keys()
+    huggingface.save_pretrained(model, tmp_path)
+    assert model.config.to_dict().keys() == before
+    huggingface.unregister()
+    loaded = huggingface.load_pretrained(tmp_path).eval()
+    assert torch.equal(hidden(loaded, inputs(name)), expected)
+    assert loaded.config.to_dict().keys() == before
+    # what is registered holds where the model is loaded by transformers
+    huggingface.register(method, num_samples=5)
+    plain = type(model).from_pretrained(tmp_path).eval()
+    assert plain.config._attn_implementation == implementation
+    assert not torch.equal(hidden(plain, inputs(name)), expected)
+    huggingface.register(method, **options)
+    assert torch.equal(hidden(plain, inputs(name)), expected)
+    exact = huggingface.load_pretrained(tmp_path, type(model), attn_implementation="sdpa").eval()
+    assert_close(hidden(exact, inputs(name)), hidden(encoder(name), inputs(name)))
+
+
+def test_parts_of_a_model_keep_their_names(tmp_path: Path) -> None:
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": HEADS, "intermediate_size": WIDTH}
+    config = transformers.CLIPConfig(
+        text_config={"vocab_size": 99, **sizes}, vision_config={"image_size": 8, "patch_size": 4, **sizes}
+    )
+    model: Any = transformers.CLIPModel(config).eval()
+    model.set_attn_implementation({"": "sdpa", "text_config": "sdpa", "vision_config": "skein"})
+    huggingface.save_pretrained(model, tmp_path)
+    loaded = huggingface.load_pretrained(tmp_path)
+    parts = (loaded.config, loaded.config.text_config, loaded.config.vision_config)
+    assert [part._attn_implementation for part in parts] == ["sdpa", "sdpa", "skein"]
+    assert list(json.loads((tmp_path / "config.json").read_text())["skeinformer"]) == ["skein"]
+
+
+def test_only_what_is_registered_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the model's attention is 'sdpa', which is not of register\(\)"):
+        huggingface.save_pretrained(encoder("bert"), tmp_path / "exact")
+    model = sketched()
+    huggingface.unregister()
+    with pytest.raises(ValueError, match="attention is 'skein', which is not of register"):
+        huggingface.save_pretrained(model, tmp_path / "unregistered")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_registration_says_what_to_call(tmp_path: Path) -> None:
+    model = sketched()
+    huggingface.save_pretrained(model, tmp_path)
+    assert set(huggingface.unregister()) == set(NAMES)
+    assert huggingface.unregister() == ()
+    loaded = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    for other in (model, loaded, sketched()):
+        with pytest.raises(RuntimeError, match=MISSING):
+            hidden(other, GIVEN)
+        with pytest.raises(RuntimeError, match=MISSING):
+            hidden(other, GIVEN, attention_mask=torch.ones_like(GIVEN["input_ids"]))
+    with pytest.raises(RuntimeError, match=MISSING):
+        hidden(sketched("vit"), inputs("vit"))  # it makes no mask
+    huggingface.register(num_samples=5)
+    assert torch.equal(hidden(loaded, GIVEN), hidden(model, GIVEN))
+    for mapping in (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping):
+        assert {name for name in mapping if name.startswith("skein")} == set(NAMES)
+
+
+def test_a_process_that_only_imports_or_does_not_is_told(tmp_path: Path) -> None:
+    huggingface.save_pretrained(sketched(), tmp_path)
+    program = f"""
+import torch, transformers
+try:
+    transformers.AutoModel.from_pretrained({str(tmp_path)!r})
+except ValueError as error:
+    print(error)
+import skeinformer.huggingface
+model = transformers.AutoModel.from_pretrained({str(tmp_path)!r})
+try:
+    model(torch.ones(1, 4, dtype=torch.long))
+except RuntimeError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first, second = result.stdout.splitlines()
+    assert 'Specified `attn_implementation="skein"` is not supported' in first  # transformers', all that it knows
+    assert "call skeinformer.huggingface.register() first" in second

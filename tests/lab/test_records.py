@@ -1,0 +1,137 @@
+"""Records: one flat JSON line each, safe to append to and to read after a crash."""
+
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from skeinformer.lab import records
+from skeinformer.lab.records import append, machine, read
+
+RECORD: records.Record = {"method": "skeinformer", "n": 1024, "error": 0.25, "exact": False, "note": None}
+
+
+def test_what_is_appended_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "records.jsonl"
+    second: records.Record = {"method": "ä <b> \n line", "n": 2}
+    append(path, RECORD)
+    append(path, second)
+    assert read(path) == [RECORD, second]
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 2
+
+
+def test_several_files_are_read_in_order(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        append(tmp_path / name, {"file": name})
+    assert read([tmp_path / "b", str(tmp_path / "a")]) == [{"file": "b"}, {"file": "a"}]
+
+
+def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    append(path, RECORD)
+    with path.open("a") as file:
+        file.write(json.dumps(RECORD)[:20])
+    assert read(path) == [RECORD]
+
+
+def test_appending_after_a_torn_line_leaves_only_records(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    append(path, {"n": 1})
+    with path.open("a") as file:
+        file.write('{"n": 2, "err')
+    append(path, {"n": 3})
+    assert read(path) == [{"n": 1}, {"n": 3}]
+
+
+def test_appending_keeps_a_record_that_lacks_its_newline(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"n": 1}')
+    append(path, {"n": 2})
+    assert read(path) == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("bad", ['{"n": 1', "[1, 2]", '{"n": [1]}', "\x00"])
+def test_a_bad_line_is_named(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(f'{{"n": 0}}\n{bad}\n{{"n": 2}}\n')
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 2: not a record"):
+        read(path)
+
+
+def test_a_bad_last_line_that_was_written_to_its_end_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"n": 0}\n{"n": \n')
+    with pytest.raises(ValueError, match="line 2"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"error": float("nan")}, "'error' is nan.*write None"),
+        ({"error": float("inf")}, "'error' is inf"),
+        ({"sizes": [1, 2]}, "'sizes' holds list; records are flat"),
+        ({"x": torch.tensor(1.0)}, "'x' holds Tensor"),
+        ({1: 2}, "names are text"),
+        ([1], "JSON object, got list"),
+    ],
+)
+def test_what_is_no_record_is_refused_and_nothing_is_written(tmp_path: Path, record: object, message: str) -> None:
+    path = tmp_path / "records.jsonl"
+    with pytest.raises(ValueError, match=message):
+        append(path, record)  # type: ignore[arg-type]
+    assert not path.exists()
+
+
+def test_concurrent_writers_do_not_mix_lines(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    long = "x" * 20_000
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: append(path, {"i": i, "long": long}), range(100)))
+    assert sorted(record["i"] for record in read(path)) == list(range(100))  # type: ignore[type-var]
+
+
+def test_machine_is_a_record_of_what_ran() -> None:
+    found = records.check(machine())
+    assert found["torch"] == torch.__version__
+    assert found["threads"] == torch.get_num_threads()
+    assert isinstance(found["cpu"], str)
+    assert found["cpu"]
+    assert isinstance(found["command"], str)
+    assert "/" not in found["command"].split()[0]
+
+
+def test_the_module_run_by_python_is_called_skein(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = Path(records.__file__).with_name("__main__.py")
+    monkeypatch.setattr("sys.argv", [str(main), "approx", "--text", "a b.txt"])
+    assert machine()["command"] == "skein approx --text 'a b.txt'"
+    monkeypatch.setattr("sys.argv", ["elsewhere/__main__.py"])
+    assert machine()["command"] == "__main__.py"
+
+
+def test_the_command_names_files_without_the_folders_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["skein", "approx", "--text", str(tmp_path / "a.txt"), "--records", "b/c.jsonl"])
+    assert machine()["command"] == "skein approx --text a.txt --records b/c.jsonl"
+
+
+def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert records._commit(tmp_path) is None
+    git("init", "--quiet")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "--quiet", "--message", "one")
+    commit = git("rev-parse", "HEAD")
+    assert records._commit(tmp_path) == commit[:12]
+    assert records._commit(tmp_path / "sub") is None
+    (tmp_path / "file").write_text("2")
+    assert records._commit(tmp_path) == f"{commit[:12]} with changes"
