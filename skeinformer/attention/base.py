@@ -1,47 +1,62 @@
-"""The contract of every attention, written once: checks, masks, precision, noise and errors.
+"""The frame of every attention, written once: options, noise, the module, the certificate, the functional form."""
 
-The letters of Chen et al. (2022), used throughout the package:
-
-    b  batch        h  heads             n  tokens (queries; keys where the two differ: n_k)
-    m  real tokens  p  head width        d  sketch size, `budget`
-    s  scale, 1/sqrt(p) by default       J  pilot rows, J' selected columns
-    A = exp(s Q K^T), D = diag(A 1), B = D^-1 A = softmax(s Q K^T); the output R approximates B V
-
-Masks are boolean, (b, n), True = real; padding may lie anywhere. Padded keys are never seen: their contents become
-zeros here, so that not even a NaN in them can leak. Rows of padded queries are zero.
-"""
-
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeVar, cast
+import inspect
+from abc import ABC
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 
-from skeinformer.noise import Rand, from_generator, from_seed, only_shapes
-from skeinformer.registry import check_count
-from skeinformer.kernels.rows import plain_cpu
+from skeinformer.attention.certificate import draw_checks, estimate_error
+from skeinformer.attention.inputs import Inputs, Noise, clear_padding, default_scale, no_autocast, prepare, settle_noise
+from skeinformer.attention.pilots import Pilots
+from skeinformer.attention.virtual_keys import from_mask
+from skeinformer.noise import Rand, from_generator
+from skeinformer.registry import check_count, check_number, check_options
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+OF_THE_MODULE = ("head_dim", "max_len", "seed")  # what every module takes beside the options of its method
+NUM_CHECKS = 32  # rows that the certificate computes, unless told otherwise
 
-Noise = tuple[Tensor, ...] | None
-N = TypeVar("N", bound=Noise)
+I_co = TypeVar("I_co", covariant=True)
 
 
-class Inputs(NamedTuple):
-    """Checked tensors: one dtype, padding zeroed, masks broadcastable over heads."""
+class Options(NamedTuple):
+    """The options of a method that has none of its own."""
 
-    query: Tensor  # (b, h, n, p)
-    key: Tensor  # (b, h, n_k, p)
-    value: Tensor  # (b, h, n_k, p_v)
-    key_mask: Tensor | None  # (b, 1, n_k)
-    query_mask: Tensor | None  # (b, 1, n)
+    budget: int = 256
+
+
+class ScaledOptions(NamedTuple):
+    """The options of a method that has a scale and none of its own."""
+
+    budget: int = 256
+    scale: float | None = None
+
+
+class Trace(NamedTuple):
+    """What a method had in hand on the way to its output, as the certificate and `describe` need it."""
+
+    pilots: Pilots | None = None
+    """Rows that are known exactly."""
+    ranks: Tensor | None = None  # (b, h, n)
+    """The uniform numbers whose first ranks the pilots are; the next are the check rows."""
+    spent: Tensor | None = None  # (b, 1, 1)
+    """How many of the last ranks decided something, and are no check rows."""
+    found: Any = None
+    """What `describe` shows."""
+
+
+class Info(NamedTuple):
+    """How far off the output is."""
+
+    error: Tensor  # (b, h) estimated relative Frobenius error of the output
+    error_se: Tensor  # (b, h) its standard error
 
 
 class Attention(nn.Module, ABC):
-    """Attention with a fixed contract: a method writes `attend`, and `draw_noise` and `check` if it needs them.
+    """Attention with a fixed contract. A method supplies `Options`, `draw` if it is random, and `compute`.
 
     head_dim: p, the width of queries and keys. max_len: the longest sequence, for methods with parameters per position.
     budget: the sketch size, the same for every method. seed: with one, evaluation is deterministic: the noise is drawn
@@ -49,20 +64,55 @@ class Attention(nn.Module, ABC):
     (a method that cannot keep this says so).
     """
 
-    def __init__(
-        self, *, head_dim: int, max_len: int | None = None, budget: int = 256, seed: int | None = None
-    ) -> None:
+    Options: ClassVar[type[Any]] = Options
+    """A NamedTuple of the method's options with their defaults; `budget` is one of them."""
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """Options that set the size which the budget would else decide."""
+
+    def __init__(self, *, head_dim: int, max_len: int | None = None, seed: int | None = None, **options: Any) -> None:
         super().__init__()
         check_count("head_dim", head_dim)
-        check_count("budget", budget)
         if max_len is not None:
             check_count("max_len", max_len)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"seed must be an integer or None, got {seed!r} of type {type(seed).__name__}")
         self.head_dim = head_dim
         self.max_len = max_len
-        self.budget = budget
         self.seed = seed
+        self.options = self.read(options)
+
+    @classmethod
+    def option_names(cls, **options: object) -> tuple[str, ...]:
+        """The options that the method takes, where those given may decide about others."""
+        names: tuple[str, ...] = cls.Options._fields
+        return names
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any]) -> Any:
+        """The options as `Options`, checked; or an error that says which is wrong and what it may be."""
+        check_options(cls.__name__, options, (*cls.option_names(**options), *OF_THE_MODULE))
+        given = {name: value for name, value in options.items() if name != "budget" or value is not None}
+        for name in cls.sizes:
+            if given.get(name) is not None and "budget" in given:
+                raise ValueError(
+                    f"budget={given['budget']} and {name}={given[name]} both set the size of {cls.__name__}; give one"
+                )
+        read = cls.Options(**given)
+        if read.budget is not None:
+            check_count("budget", read.budget)
+        if getattr(read, "scale", None) is not None:
+            check_number("scale", read.scale, "a finite number, or None for 1/sqrt(p)")
+        return cls.check_options(read)
+
+    @staticmethod
+    def check_options(options: Any) -> Any:
+        """The options with what follows from others filled in, or an error that names the wrong one."""
+        return options
+
+    @property
+    def budget(self) -> int:
+        """d, the sketch size."""
+        return int(self.options.budget)
 
     def forward(
         self,
@@ -76,10 +126,26 @@ class Attention(nn.Module, ABC):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """(b, h, n, p), (b, h, n_k, p), (b, h, n_k, p_v) -> (b, h, n, p_v)."""
-        inputs, noise = self.settle(query, key, value, key_mask, query_mask, noise, generator)
-        with no_autocast(query.device):
-            output = self.attend(*inputs, noise)
-        return clear_padding(output, inputs.query_mask)
+        inputs, noise, _ = self.settle(query, key, value, key_mask, query_mask, noise, generator)
+        return run(self.attend, inputs, noise)[0]
+
+    def certify(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        noise: Noise = None,
+        generator: torch.Generator | None = None,
+        num_checks: int = NUM_CHECKS,
+    ) -> tuple[Tensor, Any]:
+        """What a call returns, to the bit, and how far it is off: `num_checks` exact rows estimate its error."""
+        check_count("num_checks", num_checks)
+        inputs, noise, rand = self.settle(query, key, value, key_mask, query_mask, noise, generator)
+        output, trace = run(self.attend, inputs, noise)
+        return output, certificate(type(self), self.options, inputs, output, trace, rand, num_checks)
 
     def settle(
         self,
@@ -90,13 +156,13 @@ class Attention(nn.Module, ABC):
         query_mask: Tensor | None,
         noise: Noise,
         generator: torch.Generator | None,
-    ) -> tuple[Inputs, Noise]:
-        """The inputs checked, also against this module, and the noise of the call."""
+    ) -> tuple[Inputs, Noise, Rand]:
+        """The inputs checked, also against this module, the noise of the call, and a source of more."""
         inputs = prepare(query, key, value, key_mask, query_mask)
         if query.shape[-1] != self.head_dim:
             raise ValueError(f"query has head width {query.shape[-1]}, but this module was built with {self.head_dim=}")
         self.check(query, key, value)
-        return inputs, settle_noise(self.draw_noise, inputs, noise, generator, self.seed_in_force())
+        return inputs, *settle_noise(self.draw_noise, inputs, noise, generator, self.seed_in_force())
 
     def seed_in_force(self) -> int | None:
         """The seed that decides the noise of a call without noise or generator: none in training."""
@@ -113,141 +179,139 @@ class Attention(nn.Module, ABC):
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
         """Uniform numbers that `attend` turns into its random choices: a NamedTuple, leading dimensions (b, h)."""
+        return self.draw(query, key, rand, self.options)
+
+    def attend(self, inputs: Inputs, noise: Any) -> tuple[Tensor, Trace]:
+        """The method itself: `compute`, unless it has parameters."""
+        return self.compute(inputs, noise, self.options)
+
+    @staticmethod
+    def draw(query: Tensor, key: Tensor, rand: Rand, options: Any) -> Noise:
+        """`draw_noise` as a function of the options; None for a method without randomness."""
         return None
 
-    @abstractmethod
-    def attend(
+    @staticmethod
+    def compute(inputs: Inputs, noise: Any, options: Any) -> tuple[Tensor, Trace]:
+        """The mathematics, on checked inputs: masks are (b, 1, n) or None, padded keys and values are 0."""
+        raise AssertionError("a method writes `compute`, or `attend` if it has parameters")
+
+    @staticmethod
+    def describe(inputs: Inputs, trace: Trace, options: Any, error: Tensor, error_se: Tensor) -> Any:
+        """What `certify` returns beside the output."""
+        return Info(error, error_se)
+
+    def extra_repr(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.options._asdict().items())
+        return f"head_dim={self.head_dim}, {shown}"
+
+
+def run(attend: Callable[[Inputs, Any], tuple[Tensor, Trace]], inputs: Inputs, noise: Noise) -> tuple[Tensor, Trace]:
+    """The output with zeros in the rows of padded queries, and the method's trace."""
+    with no_autocast(inputs.query.device):
+        output, trace = attend(inputs, noise)
+    return clear_padding(output, inputs.query_mask), trace
+
+
+@torch.no_grad()
+def certificate(
+    kind: type[Attention], options: Any, inputs: Inputs, output: Tensor, trace: Trace, rand: Rand, num_checks: int
+) -> Any:
+    """What `kind` says of its output, with the error that `num_checks` more exact rows show."""
+    query, key, value, key_mask, query_mask = inputs
+    ranks = rand(query.shape[-2]) if trace.ranks is None else trace.ranks
+    num_pilots = 0 if trace.pilots is None else trace.pilots.rows.indices.shape[-1]
+    checks = draw_checks(ranks, query_mask, num_pilots, num_checks, trace.spent)
+    scale = default_scale(query, getattr(options, "scale", None))
+    source = from_mask(key, value, key_mask)
+    with no_autocast(query.device):
+        error, error_se = estimate_error(output, query, query_mask, source, checks, trace.pilots, scale)
+        return kind.describe(inputs, trace, options, error, error_se)
+
+
+class Function(Protocol[I_co]):
+    """A method as a function of query, key, value and its options."""
+
+    __name__: str
+
+    @overload
+    def __call__(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: Any,
-    ) -> Tensor:
-        """The method itself, on inputs that are checked: masks are (b, 1, n) or None, padded keys and values are 0."""
+        *,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        noise: Noise = None,
+        generator: torch.Generator | None = None,
+        return_info: Literal[False] = False,
+        num_checks: int = NUM_CHECKS,
+        **options: Any,
+    ) -> Tensor: ...
 
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, budget={self.budget}"
+    @overload
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        noise: Noise = None,
+        generator: torch.Generator | None = None,
+        return_info: Literal[True],
+        num_checks: int = NUM_CHECKS,
+        **options: Any,
+    ) -> tuple[Tensor, I_co]: ...
 
 
-def prepare(
-    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None
-) -> Inputs:
-    """Check shapes, dtypes, devices and masks; zero what is padding."""
-    tensors = {"query": query, "key": key, "value": value}
-    for name, x in tensors.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-        if x.dim() != 4 or 0 in x.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(x.shape)}, expected four dimensions (batch, heads, tokens, width), each >= 1"
-            )
-    check_shapes(query, key, value)
-    if torch.amp.is_autocast_available(query.device.type) and torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (x.to(dtype) if x.dtype in DTYPES[:3] else x for x in (query, key, value))
-    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
-        raise TypeError(
-            f"query, key and value have dtypes {query.dtype}, {key.dtype}, {value.dtype}; "
-            "expected one of float16, bfloat16, float32, float64, the same for all: convert with .to(dtype)"
+def as_function(kind: type[Attention], info: type[I_co], name: str) -> Function[I_co]:
+    """The method of a module class without parameters as a function called `name`."""
+
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        noise: Noise = None,
+        generator: torch.Generator | None = None,
+        return_info: bool = False,
+        num_checks: int = NUM_CHECKS,
+        **options: Any,
+    ) -> Any:
+        read = kind.read(options)
+        check_count("num_checks", num_checks)
+        inputs = prepare(query, key, value, key_mask, query_mask)
+        settled, rand = settle_noise(partial(kind.draw, options=read), inputs, noise, generator)
+        output, trace = run(partial(kind.compute, options=read), inputs, settled)
+        if not return_info:
+            return output
+        return output, certificate(kind, read, inputs, output, trace, rand, num_checks)
+
+    attention.__name__ = attention.__qualname__ = name
+    attention.__doc__ = (
+        f"{kind.__doc__}\n\n    With `return_info` the result is (output, {info.__name__}), the output the same to the bit; "
+        "`num_checks` more rows\n    are then computed to estimate its error.\n    "
+    )
+    attention.__signature__ = _signature(attention, kind)  # type: ignore[attr-defined]
+    return cast(Function[I_co], attention)
+
+
+def _signature(function: Callable[..., Any], kind: type[Attention]) -> inspect.Signature:
+    """That of the function, with the options of the method in place of **options."""
+    signature = inspect.signature(function)
+    *own, _ = signature.parameters.values()
+    hints = kind.Options.__annotations__
+    options = [
+        inspect.Parameter(
+            option,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=kind.Options._field_defaults[option],
+            annotation=hints[option],
         )
-    key_mask = check_mask("key_mask", key_mask, key, "keys")
-    query_mask = check_mask("query_mask", query_mask, query, "queries")
-    if key_mask is not None:
-        padding = ~key_mask[..., None]  # (b, 1, n_k, 1)
-        key, value = key.masked_fill(padding, 0), value.masked_fill(padding, 0)
-    if query_mask is not None:
-        query = query.masked_fill(~query_mask[..., None], 0)
-    return Inputs(query, key, value, key_mask, query_mask)
-
-
-def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise a ValueError that names the first of query, key, value that does not fit, and how."""
-    b, h, _, p = query.shape
-    if key.shape[:2] != (b, h) or key.shape[-1] != p:
-        raise ValueError(
-            f"key has shape {tuple(key.shape)}, expected ({b}, {h}, keys, {p}) to match the query's "
-            f"{tuple(query.shape)}"
-        )
-    if value.shape[:3] != key.shape[:3]:
-        raise ValueError(
-            f"value has shape {tuple(value.shape)}, expected ({b}, {h}, {key.shape[2]}, width) to match the key's "
-            f"{tuple(key.shape)}"
-        )
-    if not query.device == key.device == value.device:
-        raise ValueError(
-            f"query, key and value are on {query.device}, {key.device}, {value.device}; move them to one device"
-        )
-
-
-def check_mask(name: str, mask: Tensor | None, x: Tensor, tokens: str) -> Tensor | None:
-    """A (b, n) boolean mask as (b, 1, n), or None; None too for a mask at hand on a CPU that says that all is real."""
-    if mask is None:
-        return None
-    expected = (x.shape[0], x.shape[2])
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} is {kind}, expected a boolean tensor, True = real; convert with mask.bool()")
-    if tuple(mask.shape) != expected:
-        raise ValueError(f"{name} has shape {tuple(mask.shape)}, expected {expected} = (batch, {tokens})")
-    if mask.device != x.device:
-        raise ValueError(f"{name} is on {mask.device}, the tensors are on {x.device}; move it with mask.to(device)")
-    return None if plain_cpu(mask) and bool(mask.all()) else mask[:, None]
-
-
-def settle_noise(
-    draw_noise: Callable[[Tensor, Tensor, Rand], N],
-    inputs: Inputs,
-    noise: Noise,
-    generator: torch.Generator | None = None,
-    seed: int | None = None,
-) -> N:
-    """The noise given, checked; or fresh: from `generator`, else from `seed`, else from torch's global state."""
-    batch, device = inputs.query.shape[:2], inputs.query.device
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
-    if generator is not None and noise is not None:
-        raise ValueError("both noise and generator were given; the noise is all there is to draw, leave one out")
-    if noise is not None:
-        check_noise(noise, draw_noise(inputs.query, inputs.key, only_shapes(tuple(batch))), device)
-        return cast(N, noise)
-    if generator is not None and generator.device.type != device.type:
-        raise ValueError(f"generator is on {generator.device}, the tensors are on {device}; make one on that device")
-    if seed is not None and generator is None:
-        rand = from_seed((batch[0], batch[1]), seed, device=device)
-    else:
-        rand = from_generator(tuple(batch), generator=generator, device=device)
-    return draw_noise(inputs.query, inputs.key, rand)
-
-
-def check_noise(noise: Noise, expected: Noise, device: torch.device) -> None:
-    """Raise unless `noise` is a tuple of float tensors with the shapes of `expected`."""
-    if not isinstance(noise, tuple | list) or not all(isinstance(x, Tensor) and x.is_floating_point() for x in noise):
-        raise TypeError(
-            "noise must be a tuple of floating point tensors in (0, 1); draw it with the module's sample_noise"
-        )
-    given = [tuple(x.shape) for x in noise]
-    wanted = [tuple(x.shape) for x in expected or ()]
-    if given != wanted:
-        fields = getattr(expected, "_fields", None)
-        names = f" ({', '.join(fields)})" if fields else ""
-        raise ValueError(f"noise has shapes {given}, expected {wanted}{names}; draw it with the module's sample_noise")
-    if any(x.device != device for x in noise):
-        raise ValueError(f"noise is not on {device}, where the tensors are; move it with .to(device)")
-
-
-def clear_padding(output: Tensor, query_mask: Tensor | None) -> Tensor:
-    """Zero the rows of padded queries."""
-    return output if query_mask is None else output.masked_fill(~query_mask[..., None], 0)
-
-
-def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off: `prepare` has cast the inputs, and statistics keep their precision."""
-    available = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if available else nullcontext()
-
-
-def default_scale(query: Tensor, scale: float | None) -> float:
-    """s = 1/sqrt(p) unless given."""
-    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        for option in kind.Options._fields
+    ]
+    return signature.replace(parameters=[*own, *options])

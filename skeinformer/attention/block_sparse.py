@@ -18,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skeinformer.attention.base import Attention, clear_padding, default_scale
-from skeinformer.attention.pilots import Selection
-from skeinformer.attention.virtual_keys import VirtualKeys, attend, cat, from_mask, statistics_dtype
+from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.inputs import Inputs, clear_padding, default_scale
+from skeinformer.attention.selection import Selection
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, cat, from_mask
+from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.noise import Rand
 from skeinformer.registry import check_count
 
@@ -201,12 +203,6 @@ class BlockSparse(Attention):
     The row of a token whose key is padding is 0.
     """
 
-    def __init__(
-        self, *, head_dim: int, max_len: int | None, budget: int, seed: int | None, scale: float | None
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        self.scale = scale
-
     def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if query.shape[2] != key.shape[2]:
             raise ValueError(
@@ -214,20 +210,32 @@ class BlockSparse(Attention):
                 "number: its pattern is over the positions of one sequence; use another method for cross-attention"
             )
 
+    @staticmethod
     @abstractmethod
-    def pattern(self, query: Tensor, key_mask: Mask, noise: Any) -> Pattern:
+    def pattern(query: Tensor, key_mask: Mask, noise: Any, options: Any) -> Pattern:
         """Who sees whom, for a mask (b, 1, n) or None."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Mask, query_mask: Mask, noise: Any) -> Tensor:
-        pattern = self.pattern(query, key_mask, noise)
-        output = block_sparse_attention(query, key, value, key_mask, pattern, default_scale(query, self.scale))
-        return clear_padding(output, key_mask)
+    @classmethod
+    def compute(cls, inputs: Inputs, noise: Any, options: Any) -> tuple[Tensor, Trace]:  # type: ignore[override]
+        query, key, value, key_mask, _ = inputs
+        pattern = cls.pattern(query, key_mask, noise, options)
+        output = block_sparse_attention(query, key, value, key_mask, pattern, default_scale(query, options.scale))
+        return clear_padding(output, key_mask), Trace()
 
 
 class BigBirdNoise(NamedTuple):
     """Uniform numbers in (0, 1)."""
 
     random: Tensor  # (b, h, n, num_random): those of the first token of a block choose its random blocks
+
+
+class BigBirdOptions(NamedTuple):
+    """What Big Bird is told beside its inputs; None is what the budget sets."""
+
+    budget: int = 256
+    block_size: int | None = None
+    num_random: int = 3
+    scale: float | None = None
 
 
 class BigBird(BlockSparse):
@@ -239,28 +247,24 @@ class BigBird(BlockSparse):
     global rows add 128, the 640 n elements of Chen et al. (2022). Exact up to 7 blocks. Time O(n d p), memory O(n p).
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        block_size: int | None = None,
-        num_random: int = 3,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed, scale=scale)
-        self.block_size = max(1, budget // 4) if block_size is None else block_size
-        check_count("block_size", self.block_size)
-        check_count("num_random", num_random)
-        self.num_random = num_random
+    Options = BigBirdOptions
+    sizes = ("block_size",)
 
-    def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> BigBirdNoise:
-        return BigBirdNoise(rand(query.shape[2], self.num_random))
+    @staticmethod
+    def check_options(options: BigBirdOptions) -> BigBirdOptions:
+        size = max(1, options.budget // 4) if options.block_size is None else options.block_size
+        check_count("block_size", size)
+        check_count("num_random", options.num_random)
+        return options._replace(block_size=size)
 
-    def pattern(self, query: Tensor, key_mask: Mask, noise: Any) -> Pattern:
-        size = min(self.block_size, query.shape[2])
+    @staticmethod
+    def draw(query: Tensor, key: Tensor, rand: Rand, options: BigBirdOptions) -> BigBirdNoise:
+        return BigBirdNoise(rand(query.shape[2], options.num_random))
+
+    @staticmethod
+    def pattern(query: Tensor, key_mask: Mask, noise: Any, options: BigBirdOptions) -> Pattern:
+        assert options.block_size is not None
+        size = min(options.block_size, query.shape[2])
         grid = cut(query, key_mask, size)
         last = (grid.used - 1).clamp(min=0)  # (b, 1)
         offset = torch.arange(size, device=query.device).expand(len(last), -1)
@@ -274,8 +278,14 @@ class BigBird(BlockSparse):
         blocks = Selection(*(torch.cat([x.expand(-1, u.shape[1], -1, -1), y], -1) for x, y in pairs))
         return Pattern(grid, blocks, Selection(slots, live))
 
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, block_size={self.block_size}, num_random={self.num_random}"
+
+class LongformerOptions(NamedTuple):
+    """What Longformer is told beside its inputs; None is what the budget sets."""
+
+    budget: int = 256
+    window: int | None = None
+    global_tokens: tuple[int, ...] = (0,)
+    scale: float | None = None
 
 
 class Longformer(BlockSparse):
@@ -288,36 +298,37 @@ class Longformer(BlockSparse):
     and a mask of O(n d).
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        window: int | None = None,
-        global_tokens: tuple[int, ...] = (0,),
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed, scale=scale)
-        self.window = max(1, budget // 2) if window is None else window
-        check_count("window", self.window)
-        if not isinstance(global_tokens, tuple | list) or any(
-            isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in global_tokens
-        ):
-            raise ValueError(f"global_tokens must be positions, integers of at least 0, got {global_tokens!r}")
-        self.global_tokens = tuple(sorted(set(global_tokens)))
+    Options = LongformerOptions
+    sizes = ("window",)
 
-    def pattern(self, query: Tensor, key_mask: Mask, noise: Any) -> Pattern:
-        size = min(self.window, query.shape[2])
-        grid, band = cut(query, key_mask, size), window_band(size, self.window, query.device)
-        present = [token for token in self.global_tokens if token < query.shape[2]]
+    @staticmethod
+    def check_options(options: LongformerOptions) -> LongformerOptions:
+        window = max(1, options.budget // 2) if options.window is None else options.window
+        check_count("window", window)
+        tokens = options.global_tokens
+        if not isinstance(tokens, tuple | list) or any(
+            isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in tokens
+        ):
+            raise ValueError(f"global_tokens must be positions, integers of at least 0, got {tokens!r}")
+        return options._replace(window=window, global_tokens=tuple(sorted(set(tokens))))
+
+    @staticmethod
+    def pattern(query: Tensor, key_mask: Mask, noise: Any, options: LongformerOptions) -> Pattern:
+        assert options.window is not None
+        size = min(options.window, query.shape[2])
+        grid, band = cut(query, key_mask, size), window_band(size, options.window, query.device)
+        present = [token for token in options.global_tokens if token < query.shape[2]]
         slots = torch.tensor(present, dtype=torch.long, device=query.device).expand(len(query), -1)  # (b, g)
         everywhere = Selection(slots, grid.live.flatten(1).gather(1, slots)) if present else None
         return Pattern(grid, window_blocks(grid), everywhere, band)
 
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, window={self.window}, global_tokens={self.global_tokens}"
+
+class SparseTransformerOptions(NamedTuple):
+    """What the Sparse Transformer is told beside its inputs; None is what the budget sets."""
+
+    budget: int = 256
+    stride: int | None = None
+    scale: float | None = None
 
 
 class SparseTransformer(BlockSparse):
@@ -330,27 +341,30 @@ class SparseTransformer(BlockSparse):
     Time O(n (d + n / d) p), memory O(n (d + n / d)) for the scores of each head.
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        stride: int | None = None,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed, scale=scale)
-        self.stride = max(1, budget // 2) if stride is None else stride
-        check_count("stride", self.stride)
+    Options = SparseTransformerOptions
+    sizes = ("stride",)
 
-    def pattern(self, query: Tensor, key_mask: Mask, noise: Any) -> Pattern:
-        size = min(self.stride, query.shape[2])
+    @staticmethod
+    def check_options(options: SparseTransformerOptions) -> SparseTransformerOptions:
+        stride = max(1, options.budget // 2) if options.stride is None else options.stride
+        check_count("stride", stride)
+        return options._replace(stride=stride)
+
+    @staticmethod
+    def pattern(query: Tensor, key_mask: Mask, noise: Any, options: SparseTransformerOptions) -> Pattern:
+        assert options.stride is not None
+        size = min(options.stride, query.shape[2])
         grid = cut(query, key_mask, size)
-        return Pattern(grid, window_blocks(grid), band=window_band(size, self.stride, query.device), columns=True)
+        return Pattern(grid, window_blocks(grid), band=window_band(size, options.stride, query.device), columns=True)
 
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, stride={self.stride}"
+
+class BlockBertOptions(NamedTuple):
+    """What BlockBERT is told beside its inputs; without a number of blocks the budget sets it."""
+
+    budget: int = 256
+    num_blocks: int | None = None
+    shifts: tuple[int, ...] = (0, 1)
+    scale: float | None = None
 
 
 class BlockBert(BlockSparse):
@@ -362,42 +376,33 @@ class BlockBert(BlockSparse):
     block. Time O(n d p), or O(n^2 p / num_blocks); memory O(n p).
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        num_blocks: int | None = None,
-        shifts: tuple[int, ...] = (0, 1),
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed, scale=scale)
-        if num_blocks is not None:
-            check_count("num_blocks", num_blocks)
+    Options = BlockBertOptions
+    sizes = ("num_blocks",)
+
+    @staticmethod
+    def check_options(options: BlockBertOptions) -> BlockBertOptions:
+        if options.num_blocks is not None:
+            check_count("num_blocks", options.num_blocks)
+        shifts = options.shifts
         if (
             not isinstance(shifts, tuple | list)
             or not shifts
             or any(isinstance(shift, bool) or not isinstance(shift, int) for shift in shifts)
         ):
             raise ValueError(f"shifts must be integers, one or more, got {shifts!r}")
-        self.num_blocks = num_blocks
-        self.shifts = tuple(shifts)
+        return options._replace(shifts=tuple(shifts))
 
-    def pattern(self, query: Tensor, key_mask: Mask, noise: Any) -> Pattern:
+    @staticmethod
+    def pattern(query: Tensor, key_mask: Mask, noise: Any, options: BlockBertOptions) -> Pattern:
         b, h, n, _ = query.shape
         real = torch.full((b, 1), n, device=query.device) if key_mask is None else key_mask.sum(-1)
-        if self.num_blocks is None:
-            size, parts = min(self.budget, n), (-(-real // self.budget)).clamp(min=1)
+        if options.num_blocks is None:
+            size, parts = min(options.budget, n), (-(-real // options.budget)).clamp(min=1)
         else:
-            size, parts = -(-n // self.num_blocks), torch.full_like(real, self.num_blocks)
+            size, parts = -(-n // options.num_blocks), torch.full_like(real, options.num_blocks)
         length = (-(-real // parts)).clamp(min=1)  # (b, 1)
-        grid = cut(query, key_mask, size, length, min(self.num_blocks or 1, n))
-        shift = torch.tensor([self.shifts[head % len(self.shifts)] for head in range(h)], device=query.device)
+        grid = cut(query, key_mask, size, length, min(options.num_blocks or 1, n))
+        shift = torch.tensor([options.shifts[head % len(options.shifts)] for head in range(h)], device=query.device)
         block = torch.arange(grid.token.shape[1], device=query.device) + shift[:, None]  # (h, nb)
         index = (block % grid.used.clamp(min=1)[..., None])[..., None]  # (b, h, nb, 1)
         return Pattern(grid, Selection(index, torch.ones_like(index, dtype=torch.bool)))
-
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, budget={self.budget}, num_blocks={self.num_blocks}, shifts={self.shifts}"

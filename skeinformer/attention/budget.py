@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from skeinformer.attention.base import prepare
+from skeinformer.attention.inputs import prepare
 from skeinformer.attention.skein import skein_attention
 from skeinformer.registry import check_choice, check_number
 

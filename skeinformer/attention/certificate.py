@@ -15,8 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skeinformer.attention.pilots import Pilots, Selection, uniform_rows
-from skeinformer.attention.virtual_keys import VirtualKeys, attend, statistics_dtype
+from skeinformer.attention.pilots import Pilots
+from skeinformer.attention.selection import Selection, uniform_rows
+from skeinformer.attention.virtual_keys import VirtualKeys, attend
+from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.rows import gather_rows
 
 
@@ -32,10 +34,26 @@ class Rows(NamedTuple):
         return self.live.sum(-1, keepdim=True).to(self.norm.dtype)  # (b, h, 1)
 
 
-def draw_checks(u: Tensor, mask: Tensor | None, num_pilots: int, num_checks: int) -> Selection:
-    """The ranks of u after the first `num_pilots`: (b, h, num_checks), or as many as there are rows."""
+def draw_checks(
+    u: Tensor, mask: Tensor | None, num_pilots: int, num_checks: int, spent: Tensor | None = None
+) -> Selection:
+    """The ranks of u after the first `num_pilots`: (b, h, num_checks), or as many as there are rows.
+
+    The last `spent` ranks, (b, 1, 1), are never among them: rows that decided something else.
+    """
     ranked = uniform_rows(u, mask, num_pilots + num_checks)
-    return Selection(ranked.indices[..., num_pilots:], ranked.live[..., num_pilots:])
+    indices, live = ranked.indices[..., num_pilots:], ranked.live[..., num_pilots:]
+    if spent is not None:
+        rank = num_pilots + torch.arange(live.shape[-1], device=live.device)
+        live = live & (rank < count_real(u, mask) - spent)
+    return Selection(indices, live)
+
+
+def count_real(u: Tensor, mask: Tensor | None) -> Tensor:
+    """The number of real rows, (b, 1, 1); (1, 1, 1) without a mask."""
+    if mask is None:
+        return torch.full((1, 1, 1), u.shape[-1], device=u.device)
+    return mask.sum(-1, keepdim=True)
 
 
 @torch.no_grad()

@@ -10,29 +10,22 @@ docs/cluster.md derives them. Clusters, mass, log weights and the linear term's 
 values do, through the means and through C.
 """
 
-import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from skeinformer.attention.merge import Sloped
-from skeinformer.attention.pilots import (
-    CACHED,
-    Pilots,
-    Selection,
-    column_mass,
-    log_importance,
-    sample_without_replacement,
-)
+from skeinformer.attention.pilots import Pilots, column_mass, log_importance
+from skeinformer.attention.selection import Selection, sample_without_replacement
 from skeinformer.attention.virtual_keys import VirtualKeys
-from skeinformer.kernels.rows import add_rows_, batches, gather_rows, is_one_batch, pieces, plain_cpu
+from skeinformer.kernels.clusters import add_of_clusters_, cluster_sums, first_of_largest, weighted_sums
+from skeinformer.kernels.merge import Virtual
+from skeinformer.kernels.rows import gather_rows
 
 UNSEEN = 1e-20  # the mass of a key that no pilot sees: among its like it counts, beside others it does not
 SAMPLE = 8  # keys per cluster that the Lloyd steps see
 SEEN = 1e-14  # a cluster that weighs less to the pilots is counted, not calibrated
-PIECE = CACHED // 4  # distances that are worked on at a time
-LARGE = 1e30  # turns a difference of scores into more than the number of a cluster
+LOWEST = -1e30  # a finite stand-in for -inf
 ASKED = 4  # queries per dimension that the metric is made of
 RIDGE = 0.1  # of the metric, in its mean eigenvalue: what no query asks for decides between keys that are else alike
 
@@ -46,32 +39,20 @@ class ClusterMerge(NamedTuple):
     assignment: Tensor  # (b, h, n), the cluster of each key
     weight: Tensor  # (b, h, n), w; 0 for an empty slot
     total: Tensor  # (b, h, d), W; above 0
-    rate: Tensor | None = None  # (b, h, 1, 1), a s
+    rate: Tensor | None = None  # (b, h, 1, 1), a s; None without a slope
     center: Tensor | None = None  # (b, h, 1, p), mean q_J
 
-    def keys(self, key: Tensor) -> Tensor:
-        sums = _sums(key.to(self.weight.dtype) * self.weight[..., None], self.assignment, self.total.shape[-1])
-        return (sums / self.total[..., None]).to(key.dtype)
-
-    def values(self, value: Tensor) -> Tensor:
-        return self.keys(value)
-
-    def add_key_gradient_(self, total: Tensor, gradient: Tensor) -> None:
-        of_cluster = gradient.to(self.weight.dtype) / self.total[..., None]  # (b, h, d, p)
-        for added, mine, cluster, weight in pieces(CACHED, total, of_cluster, self.assignment, self.weight):
-            self._add_(added, gather_rows(mine, cluster), weight)
-
-    def add_value_gradient_(self, total: Tensor, gradient: Tensor) -> None:
-        self.add_key_gradient_(total, gradient)
-
     def add_gradients_(
-        self, totals: tuple[Tensor, Tensor], key: Tensor, value: Tensor, virtual: Sloped, gradients: Sloped
+        self, totals: tuple[Tensor, Tensor], key: Tensor, value: Tensor, virtual: Virtual, gradients: Virtual
     ) -> None:
         """dk_j += w_j (dk_c / W_c + dC (v_j - v_c)), dv_j += w_j (dv_c / W_c + dC^T (k_j - k_c))."""
-        assert self.rate is not None
-        assert self.center is not None
         dtype = self.weight.dtype
-        keys, values, slope, d_keys, d_values, d_slope = (x.to(dtype) for x in (*virtual, *gradients))
+        d_keys, d_values = (x.to(dtype) for x in gradients[:2])
+        if self.rate is None or self.center is None or virtual.slope is None or gradients.slope is None:
+            for total, d_means in zip(totals, (d_keys, d_values), strict=True):
+                add_of_clusters_(total, d_means / self.total[..., None], self.assignment, self.weight)
+            return
+        keys, values, slope, d_slope = (x.to(dtype) for x in (*virtual[:2], virtual.slope, gradients.slope))
         values = values + self.center @ slope  # the means: virtual values are shifted by the slope's constant
         d_covariance = self.rate * (d_slope - self.center.mT @ d_values.sum(-2, keepdim=True))  # (b, h, p, p_v)
         for total, other, means, d_means, across in (
@@ -79,19 +60,7 @@ class ClusterMerge(NamedTuple):
             (totals[1], key, keys, d_values, d_covariance),
         ):
             of_cluster = d_means / self.total[..., None] - means @ across  # (b, h, d, p)
-            of_heads = pieces(CACHED, total, of_cluster, self.assignment, self.weight, other, across)
-            for added, mine, cluster, weight, x, product in of_heads:
-                each = gather_rows(mine, cluster)
-                for part, y, by in batches(each, x.to(dtype), product):
-                    part.baddbmm_(y, by)
-                self._add_(added, each, weight)
-
-    @staticmethod
-    def _add_(total: Tensor, each: Tensor, weight: Tensor) -> None:
-        if total.dtype == weight.dtype:
-            total.addcmul_(weight[..., None], each)
-        else:  # small weights and large sums meet in the wider precision
-            total += each.mul_(weight[..., None]).to(total.dtype)
+            add_of_clusters_(total, of_cluster, self.assignment, self.weight, other, across)
 
 
 class Moments(NamedTuple):
@@ -113,22 +82,28 @@ class Clusters(NamedTuple):
     factor: Tensor | None  # (b, h, 1), a
 
 
+class ClusterSettings(Protocol):
+    """The options of the sketch that clusters depend on."""
+
+    @property
+    def budget(self) -> int | None: ...
+    @property
+    def num_steps(self) -> int | None: ...
+    @property
+    def first_order(self) -> bool: ...
+
+
 def merge_clusters(
-    pilots: Pilots,
-    source: VirtualKeys,
-    u: Tensor,
-    d: int,
-    *,
-    num_steps: int,
-    first_order: bool,
-    scale: float,
-    metric: Tensor | None = None,
+    pilots: Pilots, source: VirtualKeys, u: Tensor, options: ClusterSettings, metric: Tensor | None, scale: float
 ) -> Clusters:
     """At most d clusters of the slots of `source`; where there are no more than d, each has its own.
 
     u: uniform numbers (b, h, n), one per slot. metric: (b, h, p, p), that of distances between keys; None is the plain
     one. Time O(n d p) for each step, memory O(n p).
     """
+    d, num_steps, first_order = options.budget, options.num_steps, options.first_order
+    assert d is not None
+    assert num_steps is not None
     n = source.keys.shape[-2]
     log_weights = source.log_weights()
     largest = log_weights.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live
@@ -186,35 +161,6 @@ def find_moments(
     return Moments(assignment, total, key_means, value_means, covariance)
 
 
-def weighted_sums(
-    keys: Tensor, values: Tensor, weight: Tensor, assignment: Tensor, d: int, with_product: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Sums over clusters of w_j [k_j, v_j], (b, h, d, p + p_v), and sum_j w_j k_j v_j^T, (b, h, p, p_v), if asked for.
-
-    Gradients flow to keys and values; where none is recorded it goes by pieces of heads.
-    """
-    dtype, width = weight.dtype, keys.shape[-1]
-    if not plain_cpu(keys) or (torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad)):
-        values = values.to(dtype)
-        both = torch.cat([keys.to(dtype), values], -1) * weight[..., None]  # (b, h, n, p + p_v)
-        return _sums(both, assignment, d), both[..., :width].mT @ values if with_product else None
-    batch = keys.shape[:-2]
-    sums = weight.new_zeros(*batch, d, width + values.shape[-1])
-    product = weight.new_empty(*batch, width, values.shape[-1])
-    held = weight.new_empty(0)  # one piece of memory: a fresh one costs more than a sum
-    for k, v, w, cluster, total, of_head in pieces(CACHED, keys, values, weight[..., None], assignment, sums, product):
-        shape = (*k.shape[:-1], sums.shape[-1])
-        held = held if held.numel() >= math.prod(shape) else held.new_empty(math.prod(shape))
-        both = held[: math.prod(shape)].view(shape)
-        torch.mul(k, w, out=both[..., :width])
-        torch.mul(v, w, out=both[..., width:])
-        add_rows_(total, cluster, both)
-        if with_product:
-            for weighted, x, result in batches(both[..., :width], v.to(dtype), of_head):
-                torch.bmm(weighted.mT, x, out=result)
-    return sums, product if with_product else None
-
-
 @torch.no_grad()
 def query_metric(queries: Tensor, live: Tensor) -> Tensor:
     """The covariance of the live queries, (..., m, p) -> (..., p, p), of mean eigenvalue 1 and with a ridge.
@@ -242,7 +188,7 @@ def find_centers(keys: Tensor, sample: Selection, d: int, num_steps: int, metric
     for _ in range(num_steps):
         assignment = nearest(points, centers, metric)
         total = _total(weight, assignment, d)[..., None]
-        centers = torch.where(total > _tiny(total), _sums(points, assignment, d) / total, centers)
+        centers = torch.where(total > _tiny(total), cluster_sums(points, assignment, d) / total, centers)
     return centers
 
 
@@ -259,35 +205,7 @@ def nearest(keys: Tensor, centers: Tensor, metric: Tensor | None = None) -> Tens
     size = (around * direction).sum(-1).amax(-1)[..., None, None].clamp(min=_tiny(around) ** 0.5)  # (..., 1, 1)
     direction = direction / size  # a difference of scores is one of distances, in that of the farthest center
     offset = -(direction * (centers + mean)).sum(-1) / 2  # (..., d)
-    if not plain_cpu(keys):
-        return (keys @ direction.mT + offset[..., None, :]).argmax(-1)
-    return _first_of_largest(keys, direction, offset)
-
-
-def _first_of_largest(keys: Tensor, direction: Tensor, offset: Tensor) -> Tensor:
-    """argmax_c k . direction_c + offset_c, over pieces of the keys whose scores stay in the cache.
-
-    Without the slow argmax: less the largest score and times a large number, all but the largest are far below zero,
-    and the largest of that plus the number of the center is the number wanted.
-    """
-    if keys.dim() == 4 and not is_one_batch(keys):  # one example after the other: keys need not be copied
-        return torch.stack([_first_of_largest(keys[i], direction[i], offset[i]) for i in range(len(keys))])
-    *batch, n, width = keys.shape
-    d = direction.shape[-2]
-    keys, direction, offset = keys.reshape(-1, n, width), direction.reshape(-1, d, width), offset.reshape(-1, d, 1)
-    last = torch.arange(d - 1, -1, -1, dtype=keys.dtype)[:, None]  # (d, 1): counted from the end, the first is largest
-    found = keys.new_empty(len(keys), n)
-    step = min(max(PIECE // d, 64), n)  # keys at a time, of so many heads
-    count = max(PIECE // (d * step), 1) if step == n else 1
-    held = keys.new_empty(count * d * step)  # one piece of memory: a fresh one costs more than a sum
-    for i in range(0, len(keys), count):
-        at = slice(i, i + count)
-        for piece, result in zip(torch.split(keys[at], step, 1), torch.split(found[at], step, 1), strict=True):
-            scores = held[: len(piece) * d * piece.shape[1]].view(len(piece), d, -1)  # (count, d, step)
-            torch.baddbmm(offset[at], direction[at], piece.mT, out=scores)
-            scores.sub_(scores.amax(1, keepdim=True))
-            torch.amax(torch.add(last, scores, alpha=LARGE, out=scores), 1, out=result)
-    return found.nan_to_num_().neg_().add_(d - 1).clamp_(0, d - 1).long().view(*batch, n)
+    return first_of_largest(keys, direction, offset)
 
 
 @torch.no_grad()
@@ -321,7 +239,7 @@ def fit_factor(pilots: Pilots, center: Tensor, virtual: VirtualKeys, covariance:
     """
     dtype = covariance.dtype
     scores = _pilot_scores(pilots, virtual.keys, dtype, scale) + virtual.log_weights()[..., None, :]  # (b, h, P, d)
-    weights = (scores - scores.amax(-1, keepdim=True).clamp(min=-LARGE)).exp()
+    weights = (scores - scores.amax(-1, keepdim=True).clamp(min=LOWEST)).exp()
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=_tiny(weights))
     missed = pilots.output.to(dtype) - weights @ virtual.values.to(dtype)  # (b, h, P, p_v)
     term = scale * (pilots.queries.to(dtype) - center) @ covariance * pilots.rows.live[..., None]
@@ -333,14 +251,6 @@ def fit_factor(pilots: Pilots, center: Tensor, virtual: VirtualKeys, covariance:
 def _pilot_scores(pilots: Pilots, keys: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     """s q_J . k_c - lse_J: (b, h, P, d)."""
     return scale * (pilots.queries.to(dtype) @ keys.to(dtype).mT) - pilots.normalizer.to(dtype)[..., None]
-
-
-def _sums(x: Tensor, assignment: Tensor, d: int) -> Tensor:
-    """Sums of rows over clusters: (..., n, p) -> (..., d, p)."""
-    zeros = x.new_zeros(*x.shape[:-2], d, x.shape[-1])
-    if plain_cpu(x):
-        return add_rows_(zeros, assignment, x)
-    return zeros.scatter_add(-2, assignment[..., None].expand_as(x), x)
 
 
 def _total(weight: Tensor, assignment: Tensor, d: int) -> Tensor:

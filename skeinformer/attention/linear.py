@@ -18,16 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skeinformer.attention.base import Attention, default_scale
-from skeinformer.attention.virtual_keys import (
-    VirtualKeys,
-    attend,
-    attend_with_normalizer,
-    from_mask,
-    statistics_dtype,
-)
+from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, attend_with_normalizer, from_mask
+from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.noise import Rand, normal
-from skeinformer.registry import check_count, check_flag, check_number
+from skeinformer.registry import check_flag
 
 
 class PerformerNoise(NamedTuple):
@@ -35,6 +31,27 @@ class PerformerNoise(NamedTuple):
 
     directions: Tensor  # (b, h, ceil(m / p), p, p): blocks of Gaussian rows, to be orthogonalized
     lengths: Tensor  # (b, h, m, p): Gaussian rows that lend each feature its length
+
+
+class PerformerOptions(NamedTuple):
+    """What Performer is told beside its inputs."""
+
+    budget: int = 256
+    redraw: bool = True
+    scale: float | None = None
+
+
+def favor_attention(inputs: Inputs, noise: tuple[Tensor, Tensor], options: PerformerOptions) -> tuple[Tensor, Trace]:
+    """Linear attention with the features that the noise draws."""
+    query, key, value, key_mask, _ = inputs
+    given, dtype = query.dtype, statistics_dtype(query)
+    root = math.sqrt(default_scale(query, options.scale))
+    features = orthogonal_features(PerformerNoise(*noise), dtype)  # (b, h, m, p)
+    query, key = root * query.to(dtype), root * key.to(dtype)
+    # w . k - |k|^2 / 2 = (w, 1) . (k, -|k|^2 / 2); |q|^2 / 2 is the same for all features and cancels
+    key = torch.cat([key, -0.5 * key.square().sum(-1, keepdim=True)], -1)  # (b, h, n_k, p + 1)
+    query, features = F.pad(query, (0, 1)), F.pad(features, (0, 1), value=1.0)
+    return linear_attention(query, key, value.to(dtype), features, key_mask).to(given), Trace()
 
 
 class Performer(Attention):
@@ -47,69 +64,56 @@ class Performer(Attention):
     the m x n scores are formed.
     """
 
+    Options = PerformerOptions
     drawn: Tensor
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        redraw: bool = True,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        check_flag("redraw", redraw)
-        self.redraw = redraw
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         self.draws = 0  # how often redraw_features() was called; a Python number, so that no call waits for the device
-        if not redraw:
+        if not self.options.redraw:
             self.register_buffer("drawn", torch.tensor(0))  # the same, for state_dict
-        if scale is not None and not check_number("scale", scale, "positive") > 0:
-            raise ValueError(f"scale must be positive, got {scale}: queries and keys are each multiplied by its root")
-        self.scale = scale
+
+    @staticmethod
+    def check_options(options: PerformerOptions) -> PerformerOptions:
+        check_flag("redraw", options.redraw)
+        if options.scale is not None and not options.scale > 0:
+            raise ValueError(
+                f"scale must be positive, got {options.scale}: queries and keys are each multiplied by its root"
+            )
+        return options
 
     def redraw_features(self) -> None:
         """Draw other features for the calls to come, where `redraw` is False."""
-        if self.redraw:
+        if self.options.redraw:
             raise ValueError("every call draws its own features; build with redraw=False to keep them between calls")
         self.draws += 1
         self.drawn.fill_(self.draws)
 
     def seed_in_force(self) -> int | None:
-        if self.redraw:
+        if self.options.redraw:
             return super().seed_in_force()
         return (self.seed or 0) + 0x51ED27 * self.draws
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
         super()._load_from_state_dict(*args, **options)
-        if not self.redraw:
+        if not self.options.redraw:
             self.draws = int(self.drawn)
 
-    def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> PerformerNoise:
+    @staticmethod
+    def draw(query: Tensor, key: Tensor, rand: Rand, options: PerformerOptions) -> PerformerNoise:
         p = query.shape[-1]
-        return PerformerNoise(rand(math.ceil(self.budget / p), p, p), rand(self.budget, p))
+        return PerformerNoise(rand(math.ceil(options.budget / p), p, p), rand(options.budget, p))
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        given, dtype = query.dtype, statistics_dtype(query)
-        root = math.sqrt(default_scale(query, self.scale))
-        features = orthogonal_features(PerformerNoise(*noise), dtype)  # (b, h, m, p)
-        query, key = root * query.to(dtype), root * key.to(dtype)
-        # w . k - |k|^2 / 2 = (w, 1) . (k, -|k|^2 / 2); |q|^2 / 2 is the same for all features and cancels
-        key = torch.cat([key, -0.5 * key.square().sum(-1, keepdim=True)], -1)  # (b, h, n_k, p + 1)
-        query, features = F.pad(query, (0, 1)), F.pad(features, (0, 1), value=1.0)
-        return linear_attention(query, key, value.to(dtype), features, key_mask).to(given)
+    compute = staticmethod(favor_attention)
 
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, budget={self.budget}"
+
+def elu_attention(inputs: Inputs, noise: None, options: Any) -> tuple[Tensor, Trace]:
+    """Linear attention with the p features elu(x) + 1."""
+    query, key, value, key_mask, _ = inputs
+    dtype, p = statistics_dtype(query), query.shape[-1]
+    features = torch.eye(p, dtype=dtype, device=query.device).expand(*query.shape[:2], p, p)
+    log_query, log_key = log_elu_plus_one(query.to(dtype)), log_elu_plus_one(key.to(dtype))
+    return linear_attention(log_query, log_key, value.to(dtype), features, key_mask).to(query.dtype), Trace()
 
 
 class LinearTransformer(Attention):
@@ -118,19 +122,7 @@ class LinearTransformer(Attention):
     The budget is not used. Time O(n p^2), memory O(n p).
     """
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: None,
-    ) -> Tensor:
-        dtype, p = statistics_dtype(query), query.shape[-1]
-        features = torch.eye(p, dtype=dtype, device=query.device).expand(*query.shape[:2], p, p)
-        log_query, log_key = log_elu_plus_one(query.to(dtype)), log_elu_plus_one(key.to(dtype))
-        return linear_attention(log_query, log_key, value.to(dtype), features, key_mask).to(query.dtype)
+    compute = staticmethod(elu_attention)
 
 
 def linear_attention(

@@ -5,11 +5,23 @@ combination of keys is the combination of their scores, it is softmax attention 
 It is not the sketch D^-1 A S S^T V, where S comes after the exponential: that one is `Sketched`.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor, nn
 
-from skeinformer.attention.base import Attention, default_scale
-from skeinformer.attention.virtual_keys import attend, from_mask, statistics_dtype
+from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.virtual_keys import attend, from_mask
+from skeinformer.kernels.choice import statistics_dtype
+
+
+class LinformerOptions(NamedTuple):
+    """What Linformer is told beside its inputs."""
+
+    budget: int = 256
+    share_kv: bool = True
+    scale: float | None = None
 
 
 class Linformer(Attention):
@@ -26,25 +38,18 @@ class Linformer(Attention):
     key_projection: nn.Parameter  # E^T, (max_len, d)
     value_projection: nn.Parameter | None  # F^T, (max_len, d); None where it is E^T
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        share_kv: bool = True,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        if max_len is None:
+    Options = LinformerOptions
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        if self.max_len is None:
             raise ValueError(
                 "Linformer has parameters for each position: give it max_len, the longest sequence; got None"
             )
-        self.share_kv = share_kv
-        self.scale = scale
-        self.key_projection = nn.Parameter(torch.empty(max_len, budget))
-        self.register_parameter("value_projection", None if share_kv else nn.Parameter(torch.empty(max_len, budget)))
+        shape = (self.max_len, self.budget)
+        self.key_projection = nn.Parameter(torch.empty(shape))
+        own = None if self.options.share_kv else nn.Parameter(torch.empty(shape))
+        self.register_parameter("value_projection", own)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -52,27 +57,17 @@ class Linformer(Attention):
         for projection in self.parameters():
             nn.init.normal_(projection, std=self.budget**-0.5)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: None,
-    ) -> Tensor:
+    def attend(self, inputs: Inputs, noise: None) -> tuple[Tensor, Trace]:
+        query, key, value, _, _ = inputs
         n = key.shape[-2]
         if n > len(self.key_projection):
             raise ValueError(
                 f"got {n} keys, but this Linformer was built with max_len={self.max_len}; give it a larger one"
             )
         value_projection = self.key_projection if self.value_projection is None else self.value_projection
-        return projected_attention(
-            query, key, value, self.key_projection[:n], value_projection[:n], default_scale(query, self.scale)
-        )
-
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, max_len={self.max_len}, budget={self.budget}, share_kv={self.share_kv}"
+        scale = default_scale(query, self.options.scale)
+        output = projected_attention(query, key, value, self.key_projection[:n], value_projection[:n], scale)
+        return output, Trace()
 
 
 def projected_attention(

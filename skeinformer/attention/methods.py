@@ -1,7 +1,8 @@
 """METHODS: one row for each attention, with all that code has to know of it; `build` makes a module from a name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from skeinformer.attention.base import Attention
 from skeinformer.attention.block_sparse import BigBird, BlockBert, Longformer, SparseTransformer
@@ -23,7 +24,7 @@ PAPER = "Chen et al. 2022"
 class Method:
     """A row of the table: how to make the module, and what to know about it. Calling it makes the module."""
 
-    make: Callable[..., Attention]
+    make: type[Attention]
     label: str
     """What a reader calls it."""
     summary: str
@@ -57,8 +58,12 @@ class Method:
     options: Mapping[str, object] = field(default_factory=dict)
     """What this row sets; a caller's options win."""
 
-    def __call__(self, **options: object) -> Attention:
+    def __call__(self, **options: Any) -> Attention:
         return self.make(**{**self.options, **options})
+
+    def option_names(self, **options: object) -> tuple[str, ...]:
+        """The options that it takes beside head_dim, max_len and seed, where those given may decide about others."""
+        return self.make.option_names(**{**self.options, **options})
 
     @property
     def exact(self) -> str:
@@ -322,8 +327,5 @@ def build(
     budget: d, the sketch size; None is the method's own default. table: the rows to look in.
     """
     method = lookup("attention", name, table)
-    known = getattr(method.make, "option_names", lambda **_: None)(**options)
-    if known is not None:
-        check_options(f"attention {name!r}", options, known)
-    sizes = {} if budget is None else {"budget": budget}
-    return method(head_dim=head_dim, max_len=max_len, seed=seed, **sizes, **options)
+    check_options(f"attention {name!r}", options, method.option_names(**options))
+    return method(head_dim=head_dim, max_len=max_len, seed=seed, budget=budget, **options)

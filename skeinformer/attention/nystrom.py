@@ -8,14 +8,16 @@ That is attention of Q over L virtual keys K~ with the values A^+ (B V), and B V
 fused kernel around an L x L matrix.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skeinformer.attention.base import Attention, default_scale
-from skeinformer.attention.virtual_keys import attend, from_mask, statistics_dtype
+from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.virtual_keys import attend, from_mask
+from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.registry import check_count
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.sketch.base import scatter_sum
@@ -34,6 +36,16 @@ class Segments(NamedTuple):
         return scatter_sum(x, self.of_token, self.weight, self.live.shape[-1])
 
 
+class NystromOptions(NamedTuple):
+    """What Nystromformer is told beside its inputs."""
+
+    budget: int = 256
+    pinv_iterations: int = 6
+    conv_kernel: int | None = None
+    num_heads: int | None = None
+    scale: float | None = None
+
+
 class Nystromformer(Attention):
     """softmax(s Q K~^T) A^+ softmax(s Q~ K^T) V of Xiong et al. (2021), `budget` landmarks.
 
@@ -44,25 +56,21 @@ class Nystromformer(Attention):
     Time O(n L p + L^3), memory O((n + L) p + L^2).
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        pinv_iterations: int = 6,
-        conv_kernel: int | None = None,
-        num_heads: int | None = None,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        check_count("pinv_iterations", pinv_iterations)
-        self.pinv_iterations = pinv_iterations
-        self.scale = scale
-        if conv_kernel is None and num_heads is not None:
-            raise ValueError(f"num_heads={num_heads} is for the convolution; give conv_kernel too, or leave it out")
-        self.conv = None if conv_kernel is None else depthwise_conv(conv_kernel, num_heads)
+    Options = NystromOptions
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        kernel, heads = self.options.conv_kernel, self.options.num_heads
+        self.conv = None if kernel is None else depthwise_conv(kernel, heads)
+
+    @staticmethod
+    def check_options(options: NystromOptions) -> NystromOptions:
+        check_count("pinv_iterations", options.pinv_iterations)
+        if options.conv_kernel is None and options.num_heads is not None:
+            raise ValueError(
+                f"num_heads={options.num_heads} is for the convolution; give conv_kernel too, or leave it out"
+            )
+        return options
 
     def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if self.conv is None or not all(isinstance(x, Tensor) and x.dim() == 4 for x in (query, key)):
@@ -77,29 +85,19 @@ class Nystromformer(Attention):
                 "queries' rows and needs as many of each; build without conv_kernel for cross-attention"
             )
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: None,
-    ) -> Tensor:
-        scale, size = default_scale(query, self.scale), self.budget
+    def attend(self, inputs: Inputs, noise: None) -> tuple[Tensor, Trace]:
+        query, key, value, key_mask, query_mask = inputs
+        scale, size, iterations = default_scale(query, self.options.scale), self.budget, self.options.pinv_iterations
         if min(query.shape[-2], key.shape[-2]) <= size:  # the landmarks of one side are its tokens
             output = attend(query, from_mask(key, value, key_mask), scale)
         else:
-            output = nystrom_attention(query, key, value, key_mask, query_mask, size, self.pinv_iterations, scale)
+            output = nystrom_attention(query, key, value, key_mask, query_mask, size, iterations, scale)
         if self.conv is None:
-            return output
+            return output, Trace()
         wide = statistics_dtype(value)
         weight, padding = self.conv.weight.to(wide), self.conv.padding
         residual = F.conv2d(value.to(wide), weight, padding=padding, groups=self.conv.groups)  # (b, h, n, p_v)
-        return (output.to(wide) + residual).to(query.dtype)
-
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, budget={self.budget}, pinv_iterations={self.pinv_iterations}"
+        return (output.to(wide) + residual).to(query.dtype), Trace()
 
 
 def depthwise_conv(conv_kernel: int, num_heads: int | None) -> nn.Conv2d:

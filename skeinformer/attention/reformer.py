@@ -14,35 +14,20 @@ where N_ij counts the rounds that find j, so that o_i is attention to the union 
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor
 
-from skeinformer.attention.base import Attention, clear_padding, default_scale
-from skeinformer.attention.virtual_keys import statistics_dtype
+from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.inputs import Inputs, clear_padding, default_scale
+from skeinformer.kernels.choice import known, statistics_dtype
+from skeinformer.kernels.rounds import Chunks, attend_rounds, pick
 from skeinformer.noise import Rand, normal
 from skeinformer.registry import check_count
-from skeinformer.kernels.rows import plain_cpu
 
 COLUMNS = 64  # of R, at most: for more than twice as many buckets, a bucket is a pair of hashes
 ITSELF = -1e9  # the score of a token with itself: it counts where no other is seen in any round
-
-
-class Chunks(NamedTuple):
-    """Every round's tokens, sorted by bucket and cut into nc chunks of C slots."""
-
-    source: Tensor  # (b, nc, 2 C, h, r) the tokens of the chunk and of the one before it; any where the slot is empty
-    live: Tensor  # (b, nc, 2 C) whether the slot of `source` holds a real key
-    place: Tensor  # (b, h, r, n) the slot of each token, chunk * C + offset
-    before: Tensor  # (b, nc) the chunk before each; -1 where there is none
-
-    @property
-    def token(self) -> Tensor:
-        """The tokens of the chunk alone, (b, nc, C, h, r)."""
-        return self.source[:, :, : self.source.shape[2] // 2]
 
 
 def num_buckets(m: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
@@ -72,7 +57,7 @@ def hash_tokens(x: Tensor, rotations: Tensor, m: Tensor, chunk_size: int) -> Ten
     bucket = 2 * torch.arange(rotated.shape[-1], device=x.device)
     first, second = (count[..., None, None, None] for count in num_buckets(m, chunk_size))  # (b, 1, 1, 1, 1)
     buckets = _hash(rotated, bucket, first)
-    if plain_cpu(x) and int(second.max()) == 1:  # elsewhere a look at the numbers would cost more than the second hash
+    if known(second == 1):
         return buckets
     return buckets + first[..., 0] * _hash(rotated, bucket - first, second)
 
@@ -105,24 +90,6 @@ def sort_tokens(buckets: Tensor, key_mask: Tensor | None, chunk_size: int) -> Ch
     source = pick(order, slot.clamp(0, n - 1)[..., None, None].expand(-1, -1, -1, h, rounds))
     position = torch.arange(n, device=m.device).expand_as(order)
     return Chunks(source, live, torch.empty_like(order).scatter_(-1, order, position), before)
-
-
-def pick(x: Tensor, at: Tensor) -> Tensor:
-    """x[i, j, s, at[i, ..., j, s]]: (b, h, r or 1, n, ...), (b, nc, k, h, r) -> (b, nc, k, h, r, ...).
-
-    One index_select over the rows of all heads, many times faster than a gather with an expanded index.
-    """
-    b, h, rounds, n = x.shape[:4]
-    first = n * torch.arange(b * h * rounds, device=x.device).view(b, 1, 1, h, rounds)
-    return x.flatten(0, 3).index_select(0, (at + first).flatten()).view(*at.shape, *x.shape[4:])
-
-
-def by_token(x: Tensor, chunks: Chunks) -> Tensor:
-    """Slots back in the order of tokens: (b, nc, C, h, r, ...) -> (b, h, r, n, ...)."""
-    b, nc, size, h, rounds = x.shape[:5]
-    first = nc * size * torch.arange(b, device=x.device).view(b, 1, 1, 1)
-    row = (first + chunks.place) * (h * rounds) + torch.arange(h * rounds, device=x.device).view(h, rounds, 1)
-    return x.flatten(0, 4).index_select(0, row.flatten()).view(*row.shape, *x.shape[5:])
 
 
 @torch.no_grad()
@@ -193,85 +160,29 @@ def lsh_attention(
     Without `across_buckets` a query sees only its own bucket. With `count_duplicates` a key counts once for every round
     that finds it. Time O(n r C p) after sorting, and O(n r C) weights for each head in memory.
     """
-    dtype, p_v = statistics_dtype(query), value.shape[-1]
+    dtype = statistics_dtype(query)
     chunks = sort_tokens(buckets, key_mask, chunk_size)
     bias = log_weights(buckets, chunks, dtype, across_buckets=across_buckets, count_duplicates=count_duplicates)
     norm = torch.linalg.vector_norm(key.to(dtype), dim=-1, keepdim=True)
     inputs = (query.to(dtype), key.to(dtype) / norm.where(norm > 0, 1), value.to(dtype))
-    if not plain_cpu(query):
-        return attend_rounds(*inputs, chunks, bias, scale).to(query.dtype)
-    width = max(query.shape[-1], p_v)  # the fused kernel wants one
-    widened = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in inputs)
-    output: Tensor = _AttendRounds.apply(*widened, chunks, bias, scale)  # type: ignore[no-untyped-call]
-    return output[..., :p_v].to(query.dtype)
-
-
-def attend_rounds(query: Tensor, key: Tensor, value: Tensor, chunks: Chunks, bias: Tensor, scale: float) -> Tensor:
-    """Attention in every chunk and the merge of the rounds, operation by operation: O(n r C) scores in memory."""
-    q, k, v = (x.flatten(3, 4).transpose(2, 3) for x in _read(query, key, value, chunks))  # (b, nc, h r, C or 2 C, p)
-    scores = (scale * (q @ k.mT) + bias).clamp(min=torch.finfo(bias.dtype).min)
-    z = scores.logsumexp(-1, keepdim=True)
-    output = (scores - z).exp().masked_fill(bias == -torch.inf, 0) @ v  # (b, nc, h r, C, p_v)
-    output, z = (by_token(x.transpose(2, 3).reshape(*chunks.token.shape, -1), chunks) for x in (output, z))
-    return (z.softmax(2) * output).sum(2)
-
-
-def _read(query: Tensor, key: Tensor, value: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens of every slot: (b, nc, C, h, r, p), (b, nc, 2 C, h, r, p), (b, nc, 2 C, h, r, p_v)."""
-    keys, values = (pick(x[:, :, None], chunks.source) for x in (key, value))
-    return pick(query[:, :, None], chunks.token), keys, values
-
-
-class _AttendRounds(torch.autograd.Function):
-    """`attend_rounds` on the fused kernel for one width, also for the gradient.
-
-    With w_i = exp(z(i, P_i^(r)) - z(i, P_i)) and the weights a_ij of a round, score_ij has the gradient
-    w_i a_ij do_i . (v_j - o_i). That is the kernel's, if it is told that the output of the round was o_i.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, chunks: Chunks, bias: Tensor, scale: float
-    ) -> Tensor:
-        q, k, v = (_kernel_form(x) for x in _read(query, key, value, chunks))
-        bias = bias.flatten(0, 1)  # (b nc, h r or 1, C, 2 C)
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        output, z = kernel(q, k, v, 0.0, False, attn_mask=bias, scale=scale)  # (b nc, h r, C, p), (b nc, h r, C)
-        w = by_token(z.mT.reshape(chunks.token.shape), chunks).softmax(2)  # (b, h, r, n)
-        output = by_token(output.transpose(1, 2).reshape(*chunks.token.shape, -1), chunks)
-        output = (w[..., None] * output).sum(2)  # (b, h, n, p)
-        ctx.save_for_backward(q, k, v, bias, z, w, output, *chunks)
-        ctx.scale = scale
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, z, w, output, *rest = ctx.saved_tensors
-        chunks, (b, h, n, p) = Chunks(*rest), output.shape
-        w = pick(w, chunks.token)[..., None]  # (b, nc, C, h, r, 1)
-        w.flatten(1, 2)[:, n:] = 0  # empty slots
-        gradient, output = (pick(x[:, :, None], chunks.token) for x in (gradient, output))
-        gradient, output = _kernel_form(gradient.mul_(w)), _kernel_form(output)
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        d_q, d_k, d_v = kernel(gradient, q, k, v, output, z, 0.0, False, attn_mask=bias, scale=ctx.scale)
-        d_query = by_token(d_q.transpose(1, 2).reshape(*chunks.token.shape, p), chunks).sum(2)
-        row = (chunks.source + n * torch.arange(b * h).view(b, 1, 1, h, 1)).flatten()
-        d_key, d_value = (
-            x.new_zeros(b * h * n, p).index_add_(0, row, x.transpose(1, 2).reshape(-1, p)) for x in (d_k, d_v)
-        )
-        return d_query, d_key.view(b, h, n, p), d_value.view(b, h, n, p), None, None, None
-
-
-def _kernel_form(x: Tensor) -> Tensor:
-    """(b, nc, k, h, r, p) -> (b nc, h r, k, p)."""
-    return x.flatten(3, 4).flatten(0, 1).transpose(1, 2)
+    return attend_rounds(*inputs, chunks, bias, scale).to(query.dtype)
 
 
 class ReformerNoise(NamedTuple):
     """Uniform numbers in (0, 1)."""
 
     rotations: Tensor  # (b, h, columns, num_hashes, p): normal numbers, the columns of R
+
+
+class ReformerOptions(NamedTuple):
+    """What Reformer is told beside its inputs; None is what the budget sets."""
+
+    budget: int = 256
+    num_hashes: int = 2
+    chunk_size: int | None = None
+    across_buckets: bool = False
+    count_duplicates: bool = False
+    scale: float | None = None
 
 
 class Reformer(Attention):
@@ -285,27 +196,16 @@ class Reformer(Attention):
     Time O(n (d + c) p) with c = min(n / chunk_size, 64) for each hash, memory O(n (d + p)).
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        num_hashes: int = 2,
-        chunk_size: int | None = None,
-        across_buckets: bool = False,
-        count_duplicates: bool = False,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        check_count("num_hashes", num_hashes)
-        self.num_hashes = num_hashes
-        self.chunk_size = max(1, budget // (2 * num_hashes)) if chunk_size is None else chunk_size
-        check_count("chunk_size", self.chunk_size)
-        self.across_buckets = across_buckets
-        self.count_duplicates = count_duplicates
-        self.scale = scale
+    Options = ReformerOptions
+    sizes = ("chunk_size",)
+
+    @staticmethod
+    def check_options(options: ReformerOptions) -> ReformerOptions:
+        check_count("num_hashes", options.num_hashes)
+        size = options.chunk_size
+        size = max(1, options.budget // (2 * options.num_hashes)) if size is None else size
+        check_count("chunk_size", size)
+        return options._replace(chunk_size=size)
 
     def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if not same_tensor(query, key):
@@ -314,42 +214,30 @@ class Reformer(Attention):
                 "pass the queries twice: attention(query, query, value) (in a compiled graph, the same object)"
             )
 
-    def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> ReformerNoise:
-        return ReformerNoise(rand(num_columns(query.shape[2], self.chunk_size), self.num_hashes, query.shape[3]))
+    @staticmethod
+    def draw(query: Tensor, key: Tensor, rand: Rand, options: ReformerOptions) -> ReformerNoise:
+        assert options.chunk_size is not None
+        return ReformerNoise(rand(num_columns(query.shape[2], options.chunk_size), options.num_hashes, query.shape[3]))
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: tuple[Tensor],
-    ) -> Tensor:
-        dtype, n = statistics_dtype(query), query.shape[2]
+    @staticmethod
+    def compute(inputs: Inputs, noise: tuple[Tensor], options: ReformerOptions) -> tuple[Tensor, Trace]:
+        query, key, value, key_mask, _ = inputs
+        dtype, n, size = statistics_dtype(query), query.shape[2], options.chunk_size
+        assert size is not None
         m = torch.full((len(query), 1), n, device=query.device) if key_mask is None else key_mask.sum(-1)
-        rotations = normal(noise[0]).to(dtype)
-        buckets = hash_tokens(key.to(dtype), rotations, m, self.chunk_size)
+        buckets = hash_tokens(key.to(dtype), normal(noise[0]).to(dtype), m, size)
         output = lsh_attention(
             query,
             key,
             value,
             key_mask,
             buckets,
-            self.chunk_size,
-            default_scale(query, self.scale),
-            across_buckets=self.across_buckets,
-            count_duplicates=self.count_duplicates,
+            size,
+            default_scale(query, options.scale),
+            across_buckets=options.across_buckets,
+            count_duplicates=options.count_duplicates,
         )
-        return clear_padding(output, key_mask)
-
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, num_hashes={self.num_hashes}, chunk_size={self.chunk_size}"
-
-
-def shares_keys(attention: nn.Module) -> bool:
-    """Whether the attention must be given its queries as keys."""
-    return isinstance(attention, Reformer)
+        return clear_padding(output, key_mask), Trace()
 
 
 def same_tensor(query: Tensor, key: Tensor) -> bool:

@@ -5,20 +5,31 @@ a Gaussian S) and the form in which Proposition 1 holds; the exact D makes it qu
 form in which the paper reads Informer. Both are unbiased, as E[S S^T] = I, and do not normalize rows.
 """
 
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from skeinformer.attention.base import Attention, Noise, default_scale
-from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
+from skeinformer.attention.base import OF_THE_MODULE, Attention, Trace
+from skeinformer.attention.inputs import Inputs, Noise, default_scale
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
+from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.noise import Rand, only_shapes
-from skeinformer.registry import check_choice, check_count, check_number, check_options, lookup
+from skeinformer.registry import check_choice, check_options, lookup
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.sketch import SKETCHES, Sketch, find
 from skeinformer.sketch.base import SparseColumns
 
 Side = Literal["columns", "rows"]
+
+
+class SketchedOptions(NamedTuple):
+    """What sketched attention is told beside its inputs and the options of its sketch."""
+
+    budget: int = 256
+    sketch: str = "gaussian"
+    side: Side = "columns"
+    scale: float | None = None
 
 
 class Sketched(Attention):
@@ -28,62 +39,46 @@ class Sketched(Attention):
     makes evaluation deterministic, but right padding changes S. Time O(n^2 p), memory O(n p) and what S needs.
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        sketch: str = "gaussian",
-        side: Side = "columns",
-        scale: float | None = None,
-        **sketch_options: object,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        check_choice("side", side, ("columns", "rows"))
-        if scale is not None:
-            check_number("scale", scale, "a finite number, or None for 1/sqrt(p)")
-        known = [name for name in lookup("sketch", sketch, SKETCHES).defaults if name != "log_probability"]
-        own = ["sketch", "side", "budget", "scale", "head_dim", "max_len", "budget", "seed"]
-        check_options(f"attention 'sketched' with sketch={sketch!r}", sketch_options, known + own)
-        self.family, self.sketch_options = find(sketch, **sketch_options)
+    Options = SketchedOptions
+
+    def __init__(self, **given: Any) -> None:
+        names = (*SketchedOptions._fields, *OF_THE_MODULE)
+        own = {name: value for name, value in given.items() if name in names}
+        super().__init__(**own)
+        check_choice("side", self.options.side, ("columns", "rows"))
+        sketch_options = {name: value for name, value in given.items() if name not in names}
+        known = self.option_names(sketch=self.options.sketch)
+        check_options(f"attention 'sketched' with sketch={self.options.sketch!r}", sketch_options, known)
+        self.family, self.sketch_options = find(self.options.sketch, **sketch_options)
         self.family.noise(only_shapes(()), 1, 1, **self.sketch_options)  # raises for an option of the wrong kind
-        self.sketch = sketch
-        self.side = side
-        self.scale = scale
+
+    @classmethod
+    def option_names(cls, **options: object) -> tuple[str, ...]:
+        sketch = str(options.get("sketch", SketchedOptions().sketch))
+        defaults = lookup("sketch", sketch, SKETCHES).defaults
+        return (*SketchedOptions._fields, *(name for name in defaults if name != "log_probability"))
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
-        n = (key if self.side == "columns" else query).shape[-2]
+        n = (key if self.options.side == "columns" else query).shape[-2]
         return self.family.noise(rand, n, self.budget, **self.sketch_options)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: tuple[Tensor, ...],
-    ) -> Tensor:
-        scale, given = default_scale(query, self.scale), query.dtype
+    def attend(self, inputs: Inputs, noise: tuple[Tensor, ...]) -> tuple[Tensor, Trace]:
+        query, key, value, key_mask, query_mask = inputs
+        scale, given = default_scale(query, self.options.scale), query.dtype
         dtype = statistics_dtype(query)  # weights 1/(d p_i) and sums over d columns overflow half precision
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        if self.side == "columns":
+        if self.options.side == "columns":
             sketch = self._build(noise, key, key_mask)
             source = from_mask(key, sketch.lift(sketch.apply(value)), key_mask)
-            return attend(query, source, scale).to(given)
+            return attend(query, source, scale).to(given), Trace()
         sketch = self._build(noise, query, query_mask)
-        return sketch_rows(query, from_mask(key, value, key_mask), query_mask, sketch, scale).to(given)
+        return sketch_rows(query, from_mask(key, value, key_mask), query_mask, sketch, scale).to(given), Trace()
 
     def _build(self, noise: tuple[Tensor, ...], x: Tensor, mask: Tensor | None) -> Sketch:
         options = dict(self.sketch_options)
         if "log_probability" in options and mask is not None:
             options["log_probability"] = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).where(mask, -torch.inf)
         return self.family.build(noise, x.shape[-2], self.budget, dtype=x.dtype, **options)
-
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, sketch={self.sketch!r}, side={self.side!r}, budget={self.budget}"
 
 
 def sketch_rows(query: Tensor, source: VirtualKeys, query_mask: Tensor | None, sketch: Sketch, scale: float) -> Tensor:

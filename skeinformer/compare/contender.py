@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from skeinformer.attention import Attention, build_from
-from studies.rivals import CONTENDERS
+from skeinformer.attention import METHODS, Attention, Method, build
 from skeinformer.registry import lookup
 
 Option = int | float | bool | str
+
+OFFERED: dict[str, Method] = dict(METHODS)  # by name; `offer` adds to them
 
 OF_THE_EXPERIMENT = ("head_dim", "max_len", "budget", "seed")
 WITHOUT_BUDGET = {"softmax", "softmax_dropout", "vmean", "linear_transformer"}
@@ -84,7 +85,7 @@ def parse(spec: str) -> Contender:
     does not take is a ValueError.
     """
     method, colon, rest = spec.strip().partition(":")
-    lookup("attention", method, CONTENDERS)
+    lookup("attention", method, OFFERED)
     options: dict[str, Option] = {}
     for part in rest.split(",") if colon else ():
         name, equals, value = (text.strip() for text in part.partition("="))
@@ -119,10 +120,10 @@ def build_contender(
     if budget is not None:
         options["budget"] = budget
     if seed is None:
-        return build_from(CONTENDERS, contender.method, **options).eval()
+        return build(contender.method, table=OFFERED, **options).eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_from(CONTENDERS, contender.method, **options).eval()
+        return build(contender.method, table=OFFERED, **options).eval()
 
 
 def has_budget(contender: Contender) -> bool:

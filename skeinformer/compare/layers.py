@@ -13,9 +13,9 @@ from torch import Tensor
 
 from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.exact import Softmax
-from skeinformer.attention.virtual_keys import statistics_dtype
 from skeinformer.compare.contender import Contender, has_budget
 from skeinformer.compare.measure import frobenius_error, interleaved, quartiles, ratio
+from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.lab.records import Record
 
 Needed = list[int | None]  # d of a whole layer, then of each head
@@ -187,7 +187,7 @@ def samples_needed(
         needed = _first(needed, true.all(), d, plan.tolerance, least)
         if estimate is not None:
             chosen = _first(chosen, estimate.all(), d, plan.tolerance)
-    if METHODS[plan.contender.method].exact == "d >= m":
+    if METHODS[plan.contender.method].exact_from == 1:
         needed = [old or keys for old in needed]
         chosen = [old or keys for old in chosen] if estimated is not None else chosen
     return needed, chosen

@@ -3,17 +3,13 @@
 `approx` and `exact` are attention outputs of shape (b, h, n, p); errors come per example and head, in float64.
 """
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.profiler import profile
 from torch.nn import functional as F
 
 
@@ -23,30 +19,6 @@ class Quartiles(NamedTuple):
     median: float
     q25: float
     q75: float
-
-
-def peak_memory(fn: Callable[[], object], device: torch.device | str = "cpu") -> int:
-    """The most bytes of tensors that `fn` holds at one time on `device`, above what was there when it was called.
-
-    On CUDA the allocator counts. On a CPU the events of torch's allocator are summed in the order of time: results,
-    temporaries, and scratch space that kernels take from that allocator. What libraries below torch take from the
-    system is not seen (packed operands of a matrix product), nor is the release of what was there before. Calls `fn`
-    once.
-    """
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        fn()
-        torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device)) - int(before)
-    with quiet_profiler(), profile(profile_memory=True) as profiler:
-        result = fn()  # held, so that its release is not among the events
-    del result
-    events = profiler.kineto_results.events() if profiler.kineto_results else []
-    allocations = [(int(event.start_ns()), int(event.nbytes())) for event in events if event.name() == "[memory]"]
-    allocations.sort(key=lambda allocation: allocation[0])
-    return max(accumulate((size for _, size in allocations), initial=0))
 
 
 def interleaved(
@@ -175,16 +147,3 @@ def _seconds(fn: Callable[[], object]) -> float:
     if cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-@contextmanager
-def quiet_profiler() -> Iterator[None]:
-    """Keep the profiler from writing a line to stderr at each start and stop."""
-    name = "KINETO_LOG_LEVEL"
-    before = os.environ.get(name)
-    os.environ[name] = before or "9"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]

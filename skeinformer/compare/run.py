@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skeinformer.compare.contender import Contender, has_budget, parse
 from skeinformer.compare.inputs import call_model, real_rows, seeded, warn_of_padding
 from skeinformer.compare.layers import Call, Plan, Side, measure_call
+from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.compare.outputs import compare_outputs, tensors_of
 from skeinformer.compare.result import Comparison
 from skeinformer.compare.torch_models import TorchLayers
-from skeinformer.nn.convert import attention_layers, preserved
-from skeinformer.compare.contender import Contender, has_budget, parse
-from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.lab.records import Record, Value, machine
-from skeinformer.registry import check_count, check_number
 from skeinformer.lab.report.compare import verdicts
+from skeinformer.nn.convert import attention_layers, preserved
+from skeinformer.registry import check_count, check_number
 
 OnStep = Callable[[str], None]
 
@@ -47,7 +47,7 @@ def compare(
     model: one with `torch.nn.MultiheadAttention` or `skeinformer.nn.MultiheadAttention`, or one of transformers, or a
     module that holds some; it is run in evaluation mode without gradients and left as it was. inputs: a dict of
     arguments, a tuple of them, or a single one. method: a name of METHODS, as in "skeinformer:num_pilots=32", with its
-    `options`; `budget` (or num_samples) is d.
+    `options`; `budget` is d.
 
     Per layer and head, on the queries, keys and values of the exact run: the true relative error, the method's own
     estimate of it, the mean entropy of `entropy_rows` attention rows, the time of both in interleaved rounds, and the

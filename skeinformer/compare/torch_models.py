@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from skeinformer.attention import Attention
 from skeinformer.attention.exact import Softmax
 from skeinformer.compare.layers import Call
-from skeinformer.nn.convert import attention_layers, convert, restore
 from skeinformer.nn.attention import MultiheadAttention, build_attention
+from skeinformer.nn.convert import attention_layers, convert, restore
 
 
 class TorchLayers:

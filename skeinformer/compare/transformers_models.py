@@ -71,7 +71,7 @@ class TransformersLayers:
     ) -> tuple[Tensor, None]:
         name = self.names.get(module, type(module).__name__)
         masked = (query, key, attention_mask, is_causal, kwargs)
-        reason = huggingface.why_exact(self.settings, self.settings.num_samples, module, *masked)
+        reason = huggingface.why_exact(self.settings, self.settings.budget, module, *masked)
         if reason is not None:
             self.left[name] = reason
         else:
@@ -82,7 +82,7 @@ class TransformersLayers:
             p = query.shape[-1]
 
             def make(d: int) -> Attention:
-                return huggingface.make(replace(self.settings, num_samples=d), (), p, scaling, layer).eval()
+                return huggingface.make(replace(self.settings, budget=d), (), p, scaling, layer).eval()
 
             scale = 1 / math.sqrt(p) if scaling is None else scaling
             observe(Call(name, query, key, value, mask, None if elsewhere else mask, scale, make))

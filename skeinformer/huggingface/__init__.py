@@ -2,7 +2,7 @@
 
     from skeinformer import huggingface
 
-    huggingface.register(num_samples=256, num_pilots=32)
+    huggingface.register(budget=256, num_pilots=32)
     model = AutoModel.from_pretrained(name, attn_implementation="skein")        # or
     model.set_attn_implementation("skein-cluster")
 
@@ -12,7 +12,6 @@ it would have there; what neither can compute raises. `huggingface_rules` holds 
 and `watch` counts what a model's layers did.
 """
 
-import inspect
 import json
 import warnings
 from collections import Counter
@@ -32,7 +31,6 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, 
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skeinformer.attention import METHODS, Attention, build
-from skeinformer.attention.reformer import shares_keys
 from skeinformer.huggingface.rules import (
     SKEINFORMER,
     Given,
@@ -71,7 +69,7 @@ __all__ = [
 
 SKETCHED = "sketched"
 LAYERS = 1009  # above the number of layers: seeds of one model are not those of another
-# set for each layer, not by the user: width and scale are the layer's, num_samples is the budget
+# set for each layer, not by the user: width and scale are the layer's, budget is the budget
 OF_THE_LAYER = ("head_dim", "max_len", "budget", "scale")
 MODULES = 1024  # the most that are kept: every seed of a call makes one for each layer
 _registered: dict[str, Settings] = {}
@@ -85,7 +83,7 @@ _warned: set[str] = set()
 def register(
     method: str | None = None,
     *,
-    num_samples: int = 256,
+    budget: int = 256,
     seed: int | None = 0,
     decoder_cross_attention: bool = False,
     **options: object,
@@ -95,7 +93,7 @@ def register(
     With a `method`, only its name is set. Without one all are, and `options` go to the methods that have such an
     option. Calling again changes the settings of models that are already in use.
 
-    num_samples: d, the budget. seed: evaluation is deterministic, a layer that knows its number (`layer_idx`) with
+    budget: d, the budget. seed: evaluation is deterministic, a layer that knows its number (`layer_idx`) with
     draws of its own; None draws anew at every call, as training always does, from torch's global state.
     decoder_cross_attention: sketch the cross-attention of decoders too. It is exact by default: which keys are chosen
     depends on all queries, so that an earlier token would see a little of the later ones.
@@ -106,15 +104,15 @@ def register(
             raise ValueError(f"{method!r} cannot stand in for a model's attention: {reason}")
     check_flag("decoder_cross_attention", decoder_cross_attention)
     chosen = list(available()) if method is None else [method]
-    known = {name for other in chosen for name in option_names(other)} - {"num_samples", "seed"}
+    known = {name for other in chosen for name in option_names(other)} - {"budget", "seed"}
     check_options("register" if method is None else f"attention {method!r}", options, sorted(known))
     found: dict[str, Settings] = {}
     for other in chosen:
         own = option_names(other)
         kept = tuple((name, _hashable(value)) for name, value in options.items() if name in own)
-        settings = Settings(other, num_samples, seed, decoder_cross_attention, kept, own, exact_at_all_keys(other))
+        settings = Settings(other, budget, seed, decoder_cross_attention, kept, own, exact_at_all_keys(other))
         make(settings)  # raises for a wrong value
-        found[name_of(other)] = replace(settings, num_samples=index(num_samples))
+        found[name_of(other)] = replace(settings, budget=index(budget))
     for name, settings in found.items():
         _registered[name] = settings
         AttentionInterface.register(name, partial(attention_forward, settings))
@@ -198,7 +196,7 @@ def flat(names: Any) -> set[str]:
 
 def plain(settings: Settings) -> dict[str, Any]:
     """The arguments of `register` for these settings."""
-    names = ("method", "num_samples", "seed", "decoder_cross_attention")
+    names = ("method", "budget", "seed", "decoder_cross_attention")
     return {**{name: getattr(settings, name) for name in names}, **dict(settings.options)}
 
 
@@ -210,11 +208,11 @@ def available() -> dict[str, str]:
 @cache
 def left_out(method: str) -> str | None:
     """Why a method of METHODS is not registered, or None if it is."""
-    if "n^2" in METHODS[method].cost:
+    if METHODS[method].quadratic:
         return "it takes quadratic time and gains nothing over 'sdpa'"
-    module = build(method, head_dim=8, max_len=8, budget=8)
-    if shares_keys(module):
+    if METHODS[method].shares_keys:
         return "it shares queries and keys, which a pretrained model projects apart"
+    module = build(method, head_dim=8, max_len=8, budget=8)
     if any(True for _ in module.parameters()):
         return "it has parameters of its own, which a pretrained model does not bring"
     return None
@@ -223,17 +221,17 @@ def left_out(method: str) -> str | None:
 @cache
 def option_names(method: str) -> frozenset[str]:
     """The options of a method that `register` and a call take."""
-    return parameters(method).difference(OF_THE_LAYER) | {"num_samples", "seed"}
+    return parameters(method).difference(OF_THE_LAYER) | {"budget", "seed"}
 
 
 def exact_at_all_keys(method: str) -> bool:
     """Whether as many samples as keys are exact attention; an option of some methods sets the size in their place."""
-    return METHODS[method].exact == "d >= m" and "num_samples" in parameters(method)
+    return METHODS[method].exact_from == 1
 
 
 def parameters(method: str) -> frozenset[str]:
     """The names of all arguments of a method's module."""
-    return frozenset(inspect.signature(METHODS[method].make).parameters)
+    return frozenset(METHODS[method].option_names())
 
 
 @contextmanager
@@ -265,8 +263,8 @@ def attention_forward(
     """What transformers calls in every layer: (b, n, h, p_v), and None for the weights, which are never formed."""
     given = tuple((name, _hashable(kwargs.pop(name))) for name in settings.names if name in kwargs)
     refuse(settings, query, key, attention_mask, kwargs)
-    num_samples = check_given(settings, given) if given else settings.num_samples
-    reason = why_exact(settings, num_samples, module, query, key, attention_mask, is_causal, kwargs)
+    budget = check_given(settings, given) if given else settings.budget
+    reason = why_exact(settings, budget, module, query, key, attention_mask, is_causal, kwargs)
     if not torch.compiler.is_compiling():
         _report(settings, reason, dropout)
     if reason is not None:
@@ -322,7 +320,7 @@ def check_given(settings: Settings, given: Given) -> int:
         except TypeError:
             raise TypeError(f"{name} must be a single value, got {value!r} of type {type(value).__name__}") from None
     prepare(settings, given, 8, None, 0, False)
-    return index(dict(given).get("num_samples", settings.num_samples))
+    return index(dict(given).get("budget", settings.budget))
 
 
 def make(
@@ -333,9 +331,9 @@ def make(
     layer: int = 0,
 ) -> Attention:
     """The method as a module, with the options of a call before those that were registered."""
-    options = {"num_samples": settings.num_samples, "seed": settings.seed, **dict(settings.options), **dict(given)}
-    budget, seed = options.pop("num_samples"), options.pop("seed")
-    check_count("num_samples", budget)
+    options = {"budget": settings.budget, "seed": settings.seed, **dict(settings.options), **dict(given)}
+    budget, seed = options.pop("budget"), options.pop("seed")
+    check_count("budget", budget)
     if "scale" in parameters(settings.method):
         options["scale"] = scale
     if isinstance(seed, int) and not isinstance(seed, bool):

@@ -58,7 +58,7 @@ class Settings:
     """What a registered name does."""
 
     method: str
-    num_samples: int
+    budget: int
     seed: int | None
     decoder_cross_attention: bool
     options: Given  # of the method
@@ -139,7 +139,7 @@ def refuse(
 
 def why_exact(
     settings: Settings,
-    num_samples: int,
+    budget: int,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -165,7 +165,7 @@ def why_exact(
             return "cross-attention"
         if in_decoder(module, crosses) and not settings.decoder_cross_attention:
             return "cross-attention of a decoder"
-    if settings.exact_at_all_keys and num_samples >= key.shape[-2]:
+    if settings.exact_at_all_keys and budget >= key.shape[-2]:
         return "no more keys than samples"
     return None
 

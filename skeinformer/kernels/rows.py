@@ -9,20 +9,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-
-def plain_cpu(x: Tensor) -> bool:
-    """Whether x is a plain tensor at hand on a CPU.
-
-    Not a subclass (fake, distributed), not in a compiled or traced graph, which must not depend on what x holds, nor
-    under vmap, grad or a mode that watches operations.
-    """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return False
-    if x.device.type != "cpu" or type(x) not in (Tensor, Parameter):
-        return False
-    return not torch._C._are_functorch_transforms_active() and torch._C._len_torch_dispatch_stack() == 0
+from skeinformer.kernels.choice import at_hand, recorded
 
 
 def is_one_batch(x: Tensor) -> bool:
@@ -88,8 +76,7 @@ def _per_element(index: Tensor, x: Tensor) -> Tensor:
 
 
 def _moves_whole_rows(x: Tensor) -> bool:
-    recorded = torch.is_grad_enabled() and x.requires_grad
-    if recorded or not plain_cpu(x) or not x.shape[-1]:
+    if recorded(x) or not at_hand(x) or not x.shape[-1]:
         return False
     *strides, inner = x.stride()
     return inner == 1 and all(stride % x.shape[-1] == 0 for stride in strides)

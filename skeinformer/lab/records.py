@@ -4,19 +4,14 @@ import contextlib
 import json
 import math
 import os
-import platform
-import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
+from skeinformer.compare.record import Record, Value, machine
 
-Value = str | int | float | bool | None
-Record = dict[str, Value]
+__all__ = ["Record", "Value", "append", "check", "machine", "read"]
 
 
 def append(path: Path | str, record: Record) -> None:
@@ -58,21 +53,6 @@ def check(record: object) -> Record:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"record field {name!r} is {value}, which JSON cannot hold; write None")
     return record
-
-
-def machine() -> Record:
-    """What a measurement depends on besides its settings: processor, threads, versions, commit, command."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "skeinformer": _own_version(),
-        "commit": _commit(Path(__file__).resolve().parent.parent),
-        "command": shlex.join([_program(Path(sys.argv[0])), *map(_shown, sys.argv[1:])]),
-    }
 
 
 def _read_file(path: Path) -> Iterator[Record]:
@@ -117,44 +97,3 @@ def _locked(file: BinaryIO) -> Iterator[None]:
 
         fcntl.flock(file, fcntl.LOCK_EX)  # closing the file releases it
         yield
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _program(path: Path) -> str:
-    """What a reader calls the program; `python -m skeinformer` is `skein`."""
-    return "skein" if path == Path(__file__).with_name("__main__.py") else path.name
-
-
-def _shown(argument: str) -> str:
-    """An argument without the folders of this machine: a record may be published."""
-    return Path(argument).name if Path(argument).is_absolute() else argument
-
-
-def _own_version() -> str | None:
-    try:
-        return version("skeinformer")
-    except PackageNotFoundError:
-        return None
-
-
-def _commit(folder: Path) -> str | None:
-    """The commit of the checkout that the package lies in, marked where tracked files differ from it."""
-    if not (folder / ".git").exists():
-        return None
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        commit = git("rev-parse", "--short=12", "HEAD")
-        return f"{commit} with changes" if git("status", "--porcelain", "--untracked-files=no") else commit
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -14,16 +14,14 @@ from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention, build
 from skeinformer.attention.exact import Softmax
-from skeinformer.attention.reformer import shares_keys
+from skeinformer.kernels.choice import at_hand
 from skeinformer.registry import check_count, check_flag, lookup
-from skeinformer.kernels.rows import plain_cpu
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` whose heads attend by a method of METHODS.
 
-    Positional arguments are torch's. `method` and its options go to `build`: budget (or num_samples), num_pilots, seed
-    and so on; a method with parameters for each position (linformer) also needs max_len, and adds parameters. Without
+    Positional arguments are torch's. `method` and its options go to `build`: budget, num_pilots, seed and so on; a method with parameters for each position (linformer) also needs max_len, and adds parameters. Without
     other options evaluation is deterministic (`seed=0`); training draws anew at every call.
 
     What differs from torch:
@@ -201,13 +199,12 @@ def build_attention(layer: nn.MultiheadAttention, method: str, **options: Any) -
         options = {"dropout": layer.dropout, **options}
     if options.get("conv_kernel") is not None:
         options = {"num_heads": layer.num_heads, **options}
-    attention = build(method, **{"head_dim": layer.head_dim, "seed": 0, **options})
-    if shares_keys(attention):
+    if entry.shares_keys:
         raise ValueError(
             f"{method!r} needs keys that are the queries, but this layer projects the two by different weights; choose "
-            "another method, or build a model of skeinformer.lab.training.model with it"
+            "another method"
         )
-    return place(attention, layer)
+    return place(build(method, **{"head_dim": layer.head_dim, "seed": 0, **options}), layer)
 
 
 def place(attention: Attention, layer: nn.MultiheadAttention) -> Attention:
@@ -272,7 +269,7 @@ def real_keys(padding: Tensor | None, key: Tensor, *, batch_first: bool) -> Tens
         real = padding == 0
         message = "key_padding_mask holds other floats than 0 and -inf, which would be added to scores; give a boolean"
         allowed = (real | (padding == -torch.inf)).all()
-        if not plain_cpu(padding):
+        if not at_hand(padding):
             torch._assert_async(allowed, message)  # compiles, and a GPU need not be waited for
         elif not allowed:
             raise ValueError(f"{message} mask, True = padding")

@@ -17,15 +17,19 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from skeinformer.attention import METHODS, Attention
-from skeinformer.attention.base import DTYPES
+from skeinformer.attention.inputs import DTYPES
 from skeinformer.attention.exact import Softmax
-from skeinformer.nn.attention import DropoutNotice, MultiheadAttention, adds_keys, build_attention, check_self_attention, place
+from skeinformer.nn.attention import (
+    DropoutNotice,
+    MultiheadAttention,
+    adds_keys,
+    build_attention,
+    check_self_attention,
+    place,
+)
 from skeinformer.registry import check_flag, lookup
 
 Filter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None
-# each row of the output is a function of its own query; elsewhere pilots or landmarks come from all queries
-ROW_BY_ROW = {"softmax", "softmax_dropout", "vmean", "performer", "linear_transformer", "linformer", "linformer_jlt"}
-ROW_BY_ROW |= {"skeinformer_uniform"}
 OWN_ATTRIBUTES = ("attention", "method", "notice", "self_attention")  # what a converted layer has beside torch's
 
 
@@ -205,7 +209,8 @@ def reasons(
     decoder_cross_attention: bool,
 ) -> dict[str, str]:
     """The layers to leave alone, by name, each with the reason."""
-    crosses = lookup("attention", method, METHODS).cross_attention
+    entry = lookup("attention", method, METHODS)
+    crosses = entry.cross_attention
     left = {}
     for name, layer in layers.items():
         reason = why_not(layer)
@@ -217,7 +222,7 @@ def reasons(
         elif any(layer is decoder.multihead_attn for decoder in decoders(model)):
             if not crosses:
                 reason = f"cross-attention, and {method} is a pattern over one sequence"
-            elif method not in ROW_BY_ROW and not decoder_cross_attention:
+            elif not entry.row_by_row and not decoder_cross_attention:
                 reason = (
                     f"cross-attention of a decoder, where a row by {method} would depend on later rows; "
                     "decoder_cross_attention=True converts it"
@@ -291,7 +296,7 @@ def describe(
         shown = ", ".join(f"{rate:g}" for rate in sorted(rates))
         notes.append(f"dropout on attention weights ({shown}) is not applied in training: no weights are formed")
     crossing = [decoder.multihead_attn for decoder in decoders(model)]
-    if method not in ROW_BY_ROW and any(layer is cross for layer, _ in changed.values() for cross in crossing):
+    if not METHODS[method].row_by_row and any(layer is cross for layer, _ in changed.values() for cross in crossing):
         notes.append(
             f"in a decoder's cross-attention by {method} a row may depend on later rows, of which pilots or landmarks "
             "are taken; skeinformer_uniform and performer go row by row"

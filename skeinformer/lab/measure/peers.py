@@ -15,7 +15,17 @@ from torch import Tensor
 
 from skeinformer.compare.contender import Contender, build_contender, parse
 from skeinformer.compare.measure import peak_memory, quartiles, ratio
-from skeinformer.lab.measure.speed import OnSkip, OnStep, Run, Sizes, both_run, identity, random_inputs, spread, timed_rounds
+from skeinformer.lab.measure.speed import (
+    OnSkip,
+    OnStep,
+    Run,
+    Sizes,
+    both_run,
+    identity,
+    random_inputs,
+    spread,
+    timed_rounds,
+)
 from skeinformer.lab.records import Record, machine
 from skeinformer.registry import check_choice, check_count
 

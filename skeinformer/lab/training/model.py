@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import build
-from skeinformer.attention.reformer import shares_keys
 from skeinformer.registry import check_count, check_number
-from skeinformer.kernels.rows import masked_mean, plain_cpu
+from skeinformer.kernels.choice import at_hand
+from skeinformer.kernels.rows import masked_mean
 
 EMBEDDING_STANDARD_DEVIATION = 0.02
 CARD = """---
@@ -85,7 +85,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
             return x
-        if not plain_cpu(x):
+        if not at_hand(x):
             return F.dropout(x, self.rate)
         dropped = min(round(self.rate * 2**16), 2**16 - 1)
         words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
@@ -114,7 +114,7 @@ class SelfAttention(nn.Module):
             **config.options,
         )
         self.query = nn.Linear(config.dim, config.dim)
-        self.key = None if shares_keys(self.attention) else nn.Linear(config.dim, config.dim)
+        self.key = None if METHODS[config.method].shares_keys else nn.Linear(config.dim, config.dim)
         self.value = nn.Linear(config.dim, config.dim)
         self.output = nn.Linear(config.dim, config.dim)
 

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from skeinformer.lab.records import Record
-from skeinformer.lab.report.frontier import EXACT, Point, approximations, frontier, frontier_markdown, gaps, lost, verdict
+from skeinformer.lab.report.frontier import (
+    EXACT,
+    Point,
+    approximations,
+    frontier,
+    frontier_markdown,
+    gaps,
+    lost,
+    verdict,
+)
 
 VMEAN = Point("V-mean", None, 0.01, 0.5)
 SMALL, LARGE = Point("Cluster sketch", 32, 0.1, 0.2, True), Point("Cluster sketch", 128, 0.2, 0.1, True)

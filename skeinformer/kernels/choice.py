@@ -1,0 +1,83 @@
+"""Which form of a computation is taken: decided here, by device, graph, gradient mode and precision, for all kernels.
+
+A fast form looks at numbers, writes in place or works by pieces, so it needs tensors at hand on a CPU. The plain form
+computes the same, operation by operation: for other devices, compiled and traced graphs, function transforms, and for
+autograd where the fast form has no gradient.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_only_plain = False
+
+
+@contextmanager
+def plain_forms() -> Iterator[None]:
+    """Inside, every kernel takes its plain form."""
+    global _only_plain
+    before, _only_plain = _only_plain, True
+    try:
+        yield
+    finally:
+        _only_plain = before
+
+
+def at_hand(x: Tensor) -> bool:
+    """Whether x is a plain tensor on a CPU whose numbers may be looked at.
+
+    Not a subclass (fake, distributed), not in a compiled or traced graph, which must not depend on what x holds, nor
+    under vmap, grad or a mode that watches operations.
+    """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if _only_plain or x.device.type != "cpu" or type(x) not in (Tensor, Parameter):
+        return False
+    return not torch._C._are_functorch_transforms_active() and torch._C._len_torch_dispatch_stack() == 0
+
+
+def known(condition: Tensor) -> bool:
+    """Whether a condition is known to hold everywhere; False where finding out would mean to wait for a device."""
+    return at_hand(condition) and bool(condition.all())
+
+
+def recorded(*tensors: Tensor) -> bool:
+    """Whether autograd records what is computed from these."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    """The precision of log weights, probabilities and errors: float64 for float64, else float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def fast_form(
+    of: Callable[P, R], *, differentiable: bool = False, half: bool = True
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate the fast form `of` a plain function: a call takes it where it can, and else the plain one.
+
+    The first argument decides, but for gradients, where all tensors do. differentiable: the fast form has a gradient
+    of its own. half: it takes half precision too.
+    """
+
+    def decorate(fast: Callable[P, R]) -> Callable[P, R]:
+        @wraps(fast)
+        def chosen(*args: P.args, **options: P.kwargs) -> R:
+            first = args[0]
+            assert isinstance(first, Tensor)
+            takes = at_hand(first) and (half or first.dtype == statistics_dtype(first))
+            if takes and not differentiable:
+                takes = not recorded(*(x for x in args if isinstance(x, Tensor)))
+            return (fast if takes else of)(*args, **options)
+
+        return chosen
+
+    return decorate
