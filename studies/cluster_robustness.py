@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skeinformer.lab.measure.approx import QKV, Case, Input, OnStep, Source, Work, now, stream_seed
-from skeinformer.lab.measure.approx_time import prepare
 from skeinformer.compare.contender import parse
 from skeinformer.compare.measure import exact_attention, quartiles, ratio, spectral_error
+from skeinformer.lab.measure.approx import QKV, Case, Input, OnStep, Source, Work, now, stream_seed
+from skeinformer.lab.measure.approx_time import prepare
 from skeinformer.lab.measure.pretrained import column_and_value, load_model, load_text, text_values, up_to_tokens
 from skeinformer.lab.measure.speed import spread, timed_rounds
 from skeinformer.lab.records import Record, Value, append, machine, read

@@ -27,13 +27,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer import huggingface
-from skeinformer.lab.measure.approx import Case, OnStep, Work, now
 from skeinformer.compare.measure import interleaved, quartiles, ratio
+from skeinformer.lab.measure.approx import Case, OnStep, Work, now
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, load_texts, long_positions, up_to_tokens
 from skeinformer.lab.measure.speed import spread
-from studies.switched import EXACT, cases_of, shown_name, switch
 from skeinformer.lab.records import Record, machine, read
 from skeinformer.registry import check_count
+from studies.switched import EXACT, cases_of, shown_name, switch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

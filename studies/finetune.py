@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer import huggingface
-from skeinformer.lab.measure.approx import Case, OnStep, Work, now
 from skeinformer.compare.measure import Quartiles, interleaved, quartiles, ratio
+from skeinformer.kernels.rows import masked_mean
+from skeinformer.lab.measure.approx import Case, OnStep, Work, now
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, long_positions, self_attention
 from skeinformer.lab.measure.speed import spread
-from studies.switched import EXACT, cases_of, shown_name, switch
 from skeinformer.lab.records import Record, machine, read
 from skeinformer.registry import check_count, check_number
-from skeinformer.kernels.rows import masked_mean
+from studies.switched import EXACT, cases_of, shown_name, switch
 
 if TYPE_CHECKING:
     from rich.console import Console

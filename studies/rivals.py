@@ -20,9 +20,9 @@ from skeinformer.attention import METHODS, Method
 from skeinformer.attention.base import Attention, default_scale
 from skeinformer.attention.block_sparse import take
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
-from studies.wildcat import WildCat, present
 from skeinformer.noise import Rand, normal
 from skeinformer.registry import check_count, check_number
+from studies.wildcat import WildCat, present
 
 FAILURE = 0.5  # the failure probability of KH-Compress
 SMALLEST_BUCKET = 8  # that is halved at once

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from skeinformer import huggingface
-from skeinformer.lab.measure.approx import Case
 from skeinformer.compare.contender import Contender, has_budget, parse_all
+from skeinformer.lab.measure.approx import Case
 
 EXACT = Case(Contender("softmax"), None)  # torch's fused kernel, `sdpa`
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from skeinformer.attention.base import Attention, default_scale
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
+from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand, gumbel
 from skeinformer.registry import check_count
-from skeinformer.kernels.rows import gather_rows
 
 TWICE_RHO = 6.383202  # 2 sqrt(1 + exp(2 + W(2 / e^2))), of the closed form for tau
 FLOOR = 1e-5  # what a key adds to those chosen, as a share of its own kernel: below it is rounding, and no pivot

@@ -4,7 +4,7 @@ from skeinformer.attention.base import Attention, Info
 from skeinformer.attention.budget import choose_budget
 from skeinformer.attention.cluster import Cluster, ClusterInfo, ClusterNoise, cluster_attention
 from skeinformer.attention.methods import METHODS, Method, build
-from skeinformer.attention.skein import SkeinInfo, SkeinNoise, Skeinformer, skein_attention
+from skeinformer.attention.skein import Skeinformer, SkeinInfo, SkeinNoise, skein_attention
 from skeinformer.attention.virtual_keys import VirtualKeys
 
 __all__ = [

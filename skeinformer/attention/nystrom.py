@@ -18,8 +18,8 @@ from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask
 from skeinformer.kernels.choice import statistics_dtype
-from skeinformer.registry import check_count
 from skeinformer.kernels.rows import gather_rows
+from skeinformer.registry import check_count
 from skeinformer.sketch.base import scatter_sum
 
 

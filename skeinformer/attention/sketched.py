@@ -14,9 +14,9 @@ from skeinformer.attention.base import OF_THE_MODULE, Attention, Trace
 from skeinformer.attention.inputs import Inputs, Noise, default_scale
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
 from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand, only_shapes
 from skeinformer.registry import check_choice, check_options, lookup
-from skeinformer.kernels.rows import gather_rows
 from skeinformer.sketch import SKETCHES, Sketch, find
 from skeinformer.sketch.base import SparseColumns
 

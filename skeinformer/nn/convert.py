@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from skeinformer.attention import METHODS, Attention
-from skeinformer.attention.inputs import DTYPES
 from skeinformer.attention.exact import Softmax
+from skeinformer.attention.inputs import DTYPES
 from skeinformer.nn.attention import (
     DropoutNotice,
     MultiheadAttention,

@@ -5,8 +5,8 @@ import torch
 
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import Contender, build_contender, has_budget, parse, parse_all
-from studies.rivals import RIVALS
 from skeinformer.sketch import SKETCHES
+from studies.rivals import RIVALS
 from tests.helpers import inputs_for
 
 SPECS = [*METHODS, *RIVALS, "skeinformer:num_pilots=32", *(f"sketched:sketch={name}" for name in SKETCHES)]

@@ -13,9 +13,9 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer import build, compare, huggingface
+from skeinformer.compare.contender import Contender
 from skeinformer.compare.layers import Call, Plan, measure_call
 from skeinformer.compare.transformers_models import SKETCHED, TransformersLayers, registered
-from skeinformer.compare.contender import Contender
 from tests.helpers import lengths_mask
 
 N = 24

@@ -16,8 +16,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import create_bidirectional_mask
 
 from skeinformer import build, huggingface
-from skeinformer.lab.measure.approx import Case
 from skeinformer.compare.contender import Contender
+from skeinformer.lab.measure.approx import Case
 from studies.switched import switch
 from tests.huggingface.models import LAYERS, LENGTH, bart, bert, encoder, grouped, hidden, inputs, t5
 

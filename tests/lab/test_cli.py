@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from skeinformer.lab import cli
 from skeinformer.attention import METHODS
+from skeinformer.lab import cli
 
 ROOT = Path(__file__).parent.parent
 

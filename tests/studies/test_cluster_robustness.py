@@ -13,7 +13,10 @@ pytest.importorskip("pyarrow", reason="needs the extra `lab`")
 import pyarrow
 from pyarrow import parquet
 
+from skeinformer.compare.measure import exact_attention, spectral_error
 from skeinformer.lab import cluster_robustness as study
+from skeinformer.lab.measure.pretrained import minilm_folder, pretrained_qkv
+from skeinformer.lab.records import Record, read
 from studies.cluster_robustness import (
     CASE,
     CASES,
@@ -27,9 +30,6 @@ from studies.cluster_robustness import (
     main,
     row_errors,
 )
-from skeinformer.compare.measure import exact_attention, spectral_error
-from skeinformer.lab.measure.pretrained import minilm_folder, pretrained_qkv
-from skeinformer.lab.records import Record, read
 from tests.helpers import tensors
 
 try:

@@ -19,6 +19,8 @@ from rich.console import Console
 
 from skeinformer import huggingface
 from skeinformer.lab import embeddings
+from skeinformer.lab.measure.pretrained import load_model
+from skeinformer.lab.records import check, read
 from studies.command import start
 from studies.embeddings import (
     EXACT,
@@ -33,8 +35,6 @@ from studies.embeddings import (
     run_embeddings,
     store_path,
 )
-from skeinformer.lab.measure.pretrained import load_model
-from skeinformer.lab.records import check, read
 from tests.huggingface.models import WORDS, save_bert
 
 

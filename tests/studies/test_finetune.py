@@ -18,6 +18,8 @@ from pyarrow import parquet
 from rich.console import Console
 
 from skeinformer import huggingface
+from skeinformer.lab.measure.pretrained import load_model
+from skeinformer.lab.records import check, read
 from studies.command import start
 from studies.finetune import (
     Classifier,
@@ -28,8 +30,6 @@ from studies.finetune import (
     prepare,
     run_finetune,
 )
-from skeinformer.lab.measure.pretrained import load_model
-from skeinformer.lab.records import check, read
 from tests.huggingface.models import WORDS, save_bert
 
 

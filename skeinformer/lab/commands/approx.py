@@ -14,15 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from skeinformer.attention import METHODS
+from skeinformer.compare.contender import parse_all
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.approx import Experiment, cases, compact, error_records, key_of, load_source, summarize
 from skeinformer.lab.measure.approx_time import time_key, time_records
-from skeinformer.compare.contender import parse_all
 from skeinformer.lab.measure.pretrained import WEIGHTS, column_and_value
 from skeinformer.lab.progress import display
 from skeinformer.lab.records import Record, append, read
-from skeinformer.registry import check_count
 from skeinformer.lab.report.format import number, spread
+from skeinformer.registry import check_count
 from skeinformer.sketch import SKETCHES
 
 # `sketched` stands once for each sketch; by default it is the Gaussian one

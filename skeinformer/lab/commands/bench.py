@@ -28,8 +28,8 @@ from skeinformer.lab.measure.speed import (
 )
 from skeinformer.lab.measure.steps import step_records
 from skeinformer.lab.records import Record, append, read
-from skeinformer.registry import check_count
 from skeinformer.lab.report.format import between, count, label, number, percent, real, required, seconds, size
+from skeinformer.registry import check_count
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 PAPER_LENGTHS = (4096,)  # of the Text task, for peers and training steps

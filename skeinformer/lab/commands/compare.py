@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
+from skeinformer.compare.contender import has_budget, parse_all
 from skeinformer.compare.result import Comparison
 from skeinformer.compare.run import compare, read_method
-from skeinformer.compare.contender import has_budget, parse_all
 from skeinformer.lab.measure.pretrained import (
     Pretrained,
     first_tokens,
@@ -23,8 +23,8 @@ from skeinformer.lab.measure.pretrained import (
     position_embedding,
 )
 from skeinformer.lab.records import Record, append, read
-from skeinformer.registry import check_count
 from skeinformer.lab.report.compare import of_comparison
+from skeinformer.registry import check_count
 
 SAME = ("model", "text", "n", "method", "options", "samples", "tolerance", "seed", "rounds", "threads")
 

@@ -25,16 +25,16 @@ from rich.table import Table
 from rich.text import Text
 
 from skeinformer.lab.commands.data import Data, ListOps, Pathfinder, run_data
+from skeinformer.lab.commands.train import job_of, recipe_of, store_of
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.snakes import PathfinderSettings
 from skeinformer.lab.lra.store import META, open_store
 from skeinformer.lab.records import Record, Value, append, read
-from skeinformer.registry import check_count
-from skeinformer.lab.commands.train import job_of, recipe_of, store_of
-from skeinformer.lab.training.options import Lra, Overrides, Train
 from skeinformer.lab.training.job import RECORDS, identity, result_of
 from skeinformer.lab.training.make import BAG_OF_TOKENS
+from skeinformer.lab.training.options import Lra, Overrides, Train
+from skeinformer.registry import check_count
 
 # the tasks that `skein data` can generate: its options, and those of the generator
 GENERATED: dict[str, tuple[Any, Any]] = {

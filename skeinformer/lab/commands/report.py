@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from skeinformer.lab.files import write_whole
 from skeinformer.compare.contender import parse
+from skeinformer.lab.files import write_whole
 from skeinformer.lab.records import Record, read
 from skeinformer.lab.report.approx import RATIO, error_time_panels, figure_1_panels, frontiers_markdown
 from skeinformer.lab.report.bench import speed_panels

@@ -11,13 +11,13 @@ from rich.table import Table
 
 from skeinformer.lab.lra.store import META, open_store
 from skeinformer.lab.records import Record
-from skeinformer.registry import check_count
-from skeinformer.lab.training.options import Overrides, Train
 from skeinformer.lab.training.job import Job, Watch
 from skeinformer.lab.training.loop import train
-from skeinformer.lab.training.memory import parse_bytes
 from skeinformer.lab.training.make import method_of
+from skeinformer.lab.training.memory import parse_bytes
+from skeinformer.lab.training.options import Overrides, Train
 from skeinformer.lab.training.recipes import Recipe, recipe
+from skeinformer.registry import check_count
 
 
 def run_train(options: Train, console: Console | None = None) -> Record:

@@ -39,9 +39,9 @@ from skeinformer.lab.measure.pretrained import (
     project_qkv,
     up_to_tokens,
 )
-from studies.rivals import CONTENDERS
 from skeinformer.lab.records import Record, machine
 from skeinformer.registry import check_choice, check_count
+from studies.rivals import CONTENDERS
 
 OnStep = Callable[[str, float], None]
 QKV = tuple[Tensor, Tensor, Tensor]

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from skeinformer.attention import Attention
 from skeinformer.attention.reformer import shares_keys
+from skeinformer.compare.measure import peak_memory, quartiles, ratio
 from skeinformer.lab.measure.approx import QKV, Case, Experiment, Input, OnStep, Source, Work, cases, now, stream_seed
 from skeinformer.lab.measure.flops import flop_counter
-from skeinformer.compare.measure import peak_memory, quartiles, ratio
 from skeinformer.lab.measure.speed import both_run, forward_run, spread, timed_rounds
 from skeinformer.lab.records import Record, machine
 

@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from skeinformer.attention import METHODS, build_from
 from skeinformer.compare.measure import quiet_profiler
-from studies.rivals import CONTENDERS
 from skeinformer.lab.records import Record, machine
 from skeinformer.registry import check_count, lookup
+from studies.rivals import CONTENDERS
 
 Shape = Sequence[int]
 

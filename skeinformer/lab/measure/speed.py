@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from skeinformer.attention import METHODS
 from skeinformer.attention.reformer import shares_keys
 from skeinformer.compare.contender import Contender, build_contender, has_budget, parse_all
-from skeinformer.lab.measure.flops import count_multiply_adds, executed_flops
 from skeinformer.compare.measure import Quartiles, interleaved, peak_memory, quartiles, ratio
+from skeinformer.lab.measure.flops import count_multiply_adds, executed_flops
 from skeinformer.lab.records import Record, Value, machine
 from skeinformer.registry import check_choice, check_count, check_number
 

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from skeinformer.compare.contender import Contender, has_budget
 from skeinformer.compare.measure import peak_memory, quartiles, ratio
 from skeinformer.lab.measure.speed import OnStep, Run, identity, spread, timed_rounds
-from skeinformer.lab.training.model import Classifier, ModelConfig
 from skeinformer.lab.records import Record, machine
+from skeinformer.lab.training.model import Classifier, ModelConfig
 from skeinformer.registry import check_count
 
 STANDARD = Contender("softmax")

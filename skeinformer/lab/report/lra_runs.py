@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from skeinformer.lab.records import Record, Value
-from skeinformer.registry import lookup
 from skeinformer.lab.report.format import label, real
 from skeinformer.lab.report.published import PUBLISHED, TASKS
+from skeinformer.registry import lookup
 
 RUN = ("recipe", "task", "method", "options", "overrides", "seed")  # what a run is known by
 BASELINES = {"bag_of_tokens": "Bag of tokens", "majority": "Majority"}  # trivial models, in the order of their rows

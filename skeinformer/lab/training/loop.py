@@ -20,8 +20,8 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skeinformer.lab.files import lock_folder, write_whole
 from skeinformer.compare.contender import has_budget
+from skeinformer.lab.files import lock_folder, write_whole
 from skeinformer.lab.lra.batches import Batch, Order, evaluation_order, micro_batches
 from skeinformer.lab.lra.store import Split
 from skeinformer.lab.records import Record, append, machine
@@ -38,8 +38,8 @@ from skeinformer.lab.training.job import (
     result_of,
     settings,
 )
-from skeinformer.lab.training.memory import largest_micro_batch, process_peak, step_peak
 from skeinformer.lab.training.make import BAG_OF_TOKENS, attention_errors, make_model, save_trained
+from skeinformer.lab.training.memory import largest_micro_batch, process_peak, step_peak
 from skeinformer.lab.training.recipes import learning_rate
 
 ESTIMATED = 8  # validation examples on which the attention's error is estimated at each check

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from skeinformer.compare.contender import Contender, parse
 from skeinformer.lab.lra.store import Meta
-from skeinformer.lab.training.model import Classifier, ModelConfig, PairClassifier, initialize
 from skeinformer.lab.records import Record
+from skeinformer.lab.training.model import Classifier, ModelConfig, PairClassifier, initialize
 from skeinformer.lab.training.recipes import Recipe
 
 BAG_OF_TOKENS = "bag_of_tokens"

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import build
-from skeinformer.registry import check_count, check_number
 from skeinformer.kernels.choice import at_hand
 from skeinformer.kernels.rows import masked_mean
+from skeinformer.registry import check_count, check_number
 
 EMBEDDING_STANDARD_DEVIATION = 0.02
 CARD = """---

@@ -18,11 +18,11 @@ pytest.importorskip("rich", reason="needs the extra `lab`")
 
 from rich.console import Console
 
+from skeinformer.attention import METHODS
+from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
 from skeinformer.lab.commands.approx import DEFAULT_METHODS, Approx, as_experiment, result_rows, run_approx
-from skeinformer.attention import METHODS
 from skeinformer.lab.measure.approx import cases, key_of
-from skeinformer.compare.contender import parse
 from skeinformer.lab.measure.pretrained import minilm_folder
 from skeinformer.lab.progress import display
 from skeinformer.lab.records import read

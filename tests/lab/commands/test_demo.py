@@ -13,9 +13,9 @@ pytest.importorskip("matplotlib", reason="needs the extra `lab`")
 
 from rich.console import Console
 
+from skeinformer.compare.measure import exact_attention
 from skeinformer.lab.commands.demo import Demo, run_demo
 from skeinformer.lab.measure.demo import contenders, demo_records
-from skeinformer.compare.measure import exact_attention
 from skeinformer.lab.measure.pretrained import minilm_folder
 from skeinformer.lab.records import read
 

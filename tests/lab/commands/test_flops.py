@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from skeinformer.lab import cli
 from skeinformer.attention import METHODS
+from skeinformer.lab import cli
 from skeinformer.lab.measure.flops import PAPER, count_multiply_adds
 
 PAGE = Path(__file__).parent.parent / "docs" / "flops.md"

@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("transformers", reason="needs the extra `lab`")
 
 from skeinformer.attention import build
+from skeinformer.compare.contender import parse_all
 from skeinformer.lab import approx
 from skeinformer.lab.measure.approx import VALUES, Experiment, cases, compact, error_records, load_source, summarize
 from skeinformer.lab.measure.approx_time import time_records
-from skeinformer.compare.contender import parse_all
 from skeinformer.lab.measure.pretrained import minilm_folder, pretrained_qkv
 from skeinformer.lab.records import Record, check
 

@@ -2,9 +2,9 @@
 
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import Contender, has_budget, parse
-from studies.rivals import CONTENDERS
 from skeinformer.lab.records import Record
 from skeinformer.sketch import SKETCHES
+from studies.rivals import CONTENDERS
 
 MACHINE: Record = {
     "started": "2026-01-02T03:04:05+00:00",

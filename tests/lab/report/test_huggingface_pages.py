@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
-from skeinformer.lab.report import write_report
 from skeinformer.lab.commands.report import Report, run_report
+from skeinformer.lab.report import write_report
 from skeinformer.lab.report.embeddings import embedding_panels, latest
 from skeinformer.lab.report.finetune import over_seeds
 from tests.lab.report.parsed import Page

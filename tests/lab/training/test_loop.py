@@ -15,11 +15,11 @@ from skeinformer.attention import METHODS
 from skeinformer.lab.files import lock_folder
 from skeinformer.lab.lra.listops import ListOpsSettings, generate
 from skeinformer.lab.lra.store import SPLITS, TASKS, write_store
-from skeinformer.lab.training.model import Classifier
 from skeinformer.lab.records import Record, read
 from skeinformer.lab.training.job import Job, Watch
 from skeinformer.lab.training.loop import train
 from skeinformer.lab.training.make import method_of
+from skeinformer.lab.training.model import Classifier
 from skeinformer.lab.training.recipes import RECIPES, recipe
 from tests.lab.training.tiny import tiny_recipe, write_tiny
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skeinformer.lab.lra.store import Meta
-from skeinformer.lab.training.model import Classifier, ModelConfig
 from skeinformer.lab.training.memory import largest_micro_batch, parse_bytes, process_peak, step_peak
+from skeinformer.lab.training.model import Classifier, ModelConfig
 
 
 @pytest.mark.parametrize(

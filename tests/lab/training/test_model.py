@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.reformer import shares_keys
+from skeinformer.kernels.rows import masked_mean
 from skeinformer.lab.training.model import (
     Classifier,
     Dropout,
@@ -20,7 +21,6 @@ from skeinformer.lab.training.model import (
     PairClassifier,
     SelfAttention,
 )
-from skeinformer.kernels.rows import masked_mean
 from tests.helpers import PADDING_IS_DRAWN, generator, lengths_mask
 
 VOCABULARY, CLASSES, N = 11, 3, 24
