@@ -68,6 +68,8 @@ class Attention(nn.Module, ABC):
     """A NamedTuple of the method's options with their defaults; `budget` is one of them."""
     sizes: ClassVar[tuple[str, ...]] = ()
     """Options that set the size which the budget would else decide."""
+    deciding: ClassVar[tuple[str, ...]] = ()
+    """Options that decide which others there are."""
 
     def __init__(self, *, head_dim: int, max_len: int | None = None, seed: int | None = None, **options: Any) -> None:
         super().__init__()
