@@ -18,7 +18,7 @@ from skeinformer.lab import cli
 from skeinformer.lab.commands.compare import Compare, long_inputs, run_compare
 from skeinformer.lab.measure.pretrained import load_model, minilm_folder
 from skeinformer.lab.records import read
-from skeinformer.lab.report import write_report
+from skeinformer.lab.report.sections import write_report
 from tests.lab.report.parsed import Page
 
 try:
