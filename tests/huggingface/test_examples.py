@@ -13,7 +13,7 @@ from skeinformer import huggingface
 from skeinformer.lab.measure.pretrained import load_model, long_positions
 from tests.huggingface.models import WORDS, bert, save_bert
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
