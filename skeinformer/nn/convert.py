@@ -93,7 +93,7 @@ def convert(
 
     `options` are those of `skeinformer.nn.MultiheadAttention`: budget, num_pilots, seed and the rest of `build`; layer
     i has the seed `seed * 1009 + i` (0 unless given; None draws anew in evaluation too). `filter` chooses layers: a
-    predicate on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes the options.
+    predicate on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes options.
     `self_attention` is that of the layer, None leaves it as it was; a decoder's cross-attention is never told.
 
     Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal, and
