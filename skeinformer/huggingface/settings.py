@@ -1,7 +1,7 @@
 """What a registered name does: its method with options, and the modules that layers get by them."""
 
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from skeinformer.attention import METHODS, Attention, Method, build
@@ -24,6 +24,11 @@ class Settings:
     decoder_cross_attention: bool = False
     options: Given = ()
     """Those of the method."""
+    option_names: frozenset[str] = field(init=False, compare=False)
+    """What a call may change by keyword."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "option_names", option_names(self.method))
 
     @property
     def name(self) -> str:
@@ -34,11 +39,6 @@ class Settings:
     def row(self) -> Method:
         """What is known of the method."""
         return METHODS[self.method]
-
-    @cached_property
-    def option_names(self) -> frozenset[str]:
-        """What a call may change by keyword."""
-        return option_names(self.method)
 
     def merged(self, given: Given) -> dict[str, Any]:
         """All options, those of a call before those that were registered; a call that sets the size sets it alone."""
