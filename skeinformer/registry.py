@@ -8,6 +8,15 @@ from typing import SupportsFloat, SupportsIndex, TypeVar
 
 T = TypeVar("T")
 
+# other names for a quantity that has one name here
+OTHER_NAMES = {
+    **dict.fromkeys(
+        ("num_samples", "samples", "num_features", "num_landmarks", "num_clusters", "sketch_size"), "budget"
+    ),
+    "pilots": "num_pilots",
+    "n_heads": "num_heads",
+}
+
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     """The entry of `table` called `name`, or a ValueError that names the nearest one."""
@@ -32,7 +41,10 @@ def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> Non
     for name in given:
         if name not in known:
             options = ", ".join(known) if known else "none"
-            raise TypeError(f"{owner} has no option {name!r}{_suggest(name, known)} Its options: {options}.")
+            others = {other: option for other, option in OTHER_NAMES.items() if option in known}
+            nearest = _nearest(name, [*known, *others])
+            suggestion = f"; did you mean {others.get(nearest, nearest)!r}?" if nearest else "."
+            raise TypeError(f"{owner} has no option {name!r}{suggestion} Its options: {options}.")
 
 
 def check_count(argument: str, value: object, at_least: int = 1) -> None:
@@ -60,5 +72,10 @@ def check_flag(argument: str, value: object) -> None:
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
+    nearest = _nearest(name, known)
+    return f"; did you mean {nearest!r}?" if nearest else "."
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
     nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {nearest[0]!r}?" if nearest else "."
+    return nearest[0] if nearest else None

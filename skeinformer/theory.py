@@ -62,7 +62,7 @@ def quality_coefficient(probability: Tensor, optimal: Tensor) -> Tensor:
     return ratio.amin(-1).clamp(max=1.0)  # both sum to 1, so only rounding exceeds 1
 
 
-def expected_squared_error(B: Tensor, V: Tensor, probability: Tensor, num_samples: int) -> Tensor:
+def expected_squared_error(B: Tensor, V: Tensor, probability: Tensor, budget: int) -> Tensor:
     """E|BV - B S S^T V|_F^2 = (1/d) (sum_i |B^(i)|^2 |V_(i)|^2 / p_i - |BV|_F^2), exactly.
 
     S is the sub-sampling matrix of Definition 1: d independent columns e_i / sqrt(d p_i). B S S^T V is the mean of d
@@ -71,13 +71,13 @@ def expected_squared_error(B: Tensor, V: Tensor, probability: Tensor, num_sample
     """
     _check_product(B, V)
     _check_probability("probability", probability, B.shape[-1])
-    check_count("num_samples", num_samples)
+    check_count("budget", budget)
     squares = _importance(B, V).square()  # (..., n)
     second_moment = torch.where(squares > 0, squares / probability, 0.0).sum(-1)
-    return (second_moment - (B @ V).square().sum((-2, -1))) / num_samples
+    return (second_moment - (B @ V).square().sum((-2, -1))) / budget
 
 
-def proposition_1_bound(B: Tensor, V: Tensor, num_samples: int, beta: float | Tensor, delta: float) -> Tensor:
+def proposition_1_bound(B: Tensor, V: Tensor, budget: int, beta: float | Tensor, delta: float) -> Tensor:
     """eta^2 / (beta d) |B|_F^2 |V|_F^2 with eta = 1 + sqrt((8 / beta) log(1 / delta)).
 
     Right-hand side of Eq. (4), Proposition 1 (adapted from Theorem 1 of Drineas et al., 2006): with probability at
@@ -85,7 +85,7 @@ def proposition_1_bound(B: Tensor, V: Tensor, num_samples: int, beta: float | Te
     broadcasts to (...), as `quality_coefficient` gives it. O(rows n + n p).
     """
     _check_product(B, V)
-    check_count("num_samples", num_samples)
+    check_count("budget", budget)
     _check_delta(delta, 1.0)
     beta = torch.as_tensor(beta, dtype=B.dtype, device=B.device)
     if not bool(((beta > 0) & (beta <= 1)).all()):
@@ -94,7 +94,7 @@ def proposition_1_bound(B: Tensor, V: Tensor, num_samples: int, beta: float | Te
             "a measured beta of 0 means that a needed column is never sampled, and no bound holds"
         )
     eta = 1 + torch.sqrt(8 / beta * math.log(1 / delta))
-    return eta.square() / (beta * num_samples) * B.square().sum((-2, -1)) * V.square().sum((-2, -1))
+    return eta.square() / (beta * budget) * B.square().sum((-2, -1)) * V.square().sum((-2, -1))
 
 
 def lemma_1_constant(B: Tensor, key_mask: Tensor | None = None) -> Tensor:

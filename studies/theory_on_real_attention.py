@@ -49,7 +49,7 @@ def draw_pilots(B: Tensor, num_pilots: int, generator: torch.Generator) -> Tenso
 
 
 def measured_squared_error(
-    B: Tensor, V: Tensor, probability: Tensor, num_samples: int, trials: int, generator: torch.Generator
+    B: Tensor, V: Tensor, probability: Tensor, budget: int, trials: int, generator: torch.Generator
 ) -> Tensor:
     """|BV - B S S^T V|_F^2 for drawn S: one head, (n, n) and (n, p) -> (trials,)."""
     errors = []
@@ -57,7 +57,7 @@ def measured_squared_error(
         S = draw(
             "subsampling",
             B.shape[-1],
-            num_samples,
+            budget,
             generator=generator,
             dtype=B.dtype,
             log_probability=probability.log(),
@@ -87,7 +87,7 @@ def lemma_row(layer: int, Q: Tensor, K: Tensor, V: Tensor, generator: torch.Gene
 
 
 def error_rows(
-    layer: int, B: Tensor, V: Tensor, num_samples: int, trials: int, generator: torch.Generator
+    layer: int, B: Tensor, V: Tensor, budget: int, trials: int, generator: torch.Generator
 ) -> list[list[str]]:
     """Relative squared errors of one layer for each choice of p: of the head that the identity ranks in the middle."""
     heads, n, _ = B.shape
@@ -101,13 +101,13 @@ def error_rows(
     rows = []
     for name, probability in choices.items():
         total = (B @ V).square().sum((-2, -1))  # (heads,)
-        predicted = expected_squared_error(B, V, probability, num_samples) / total
+        predicted = expected_squared_error(B, V, probability, budget) / total
         head = int(predicted.median(0).indices)
         errors = (
-            measured_squared_error(B[head], V[head], probability[head], num_samples, trials, generator) / total[head]
+            measured_squared_error(B[head], V[head], probability[head], budget, trials, generator) / total[head]
         )
         beta = quality_coefficient(probability[head], optimal[head])
-        bound = proposition_1_bound(B[head], V[head], num_samples, beta, DELTA) / total[head] if beta > 0 else math.inf
+        bound = proposition_1_bound(B[head], V[head], budget, beta, DELTA) / total[head] if beta > 0 else math.inf
         measured = f"{short(errors.mean())} ± {short(errors.std() / math.sqrt(trials))}"
         rows.append([str(layer), name, short(predicted[head]), measured, short(bound), short(predicted.max())])
     return rows

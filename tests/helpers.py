@@ -81,17 +81,16 @@ MIXES_ROWS = {
 # patterns over the positions of one sequence: as many keys as queries, and the row of a token that is no key is 0
 SELF_ATTENTION = {name for name, variant in VARIANTS.items() if not METHODS[variant.method].cross_attention}
 # keys are queries of unit length: the key must be the query itself, and what is padding as one is padding as the other
-SHARED_QK = variants_of("reformer")
+SHARED_QK = {name for name, variant in VARIANTS.items() if METHODS[variant.method].shares_keys}
 # the permutation of blocks is that of the head's number, modulo 2
 PATTERN_OF_THE_HEAD = variants_of("blockbert")
 RANDOM = [name for name, variant in VARIANTS.items() if METHODS[variant.method].random]
 DETERMINISTIC = [name for name in VARIANTS if name not in RANDOM]
 # the budget at which a method is exact, in multiples of the number of real keys
-EXACT_AT = {"always": 1, "in evaluation": 1, "d >= m": 1, "d >= 2 m": 2}
 EXACT = {
-    name: EXACT_AT[METHODS[variant.method].exact]
+    name: max(1, int(METHODS[variant.method].exact_from))
     for name, variant in VARIANTS.items()
-    if METHODS[variant.method].exact in EXACT_AT and name not in WITHOUT_NORM
+    if METHODS[variant.method].exact_from is not None and name not in WITHOUT_NORM
 }
 
 

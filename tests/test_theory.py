@@ -46,9 +46,9 @@ def attention_and_values(
     return attention_matrix(query, key), V
 
 
-def squared_errors(B: Tensor, V: Tensor, probability: Tensor, num_samples: int, *, trials: int, seed: int) -> Tensor:
+def squared_errors(B: Tensor, V: Tensor, probability: Tensor, budget: int, *, trials: int, seed: int) -> Tensor:
     """|BV - B S S^T V|_F^2 for `trials` draws of S, Definition 1."""
-    size = {"n": B.shape[-1], "d": num_samples, "batch": (trials,), "dtype": torch.float64}
+    size = {"n": B.shape[-1], "d": budget, "batch": (trials,), "dtype": torch.float64}
     sketch = draw("subsampling", **size, generator=generator(seed), log_probability=probability.log())
     identity = sketch.lift(sketch.apply(V.expand(trials, *V.shape)))  # S S^T V, (trials, n, p)
     return (B @ V - B @ identity).square().sum((-2, -1))
@@ -168,17 +168,17 @@ def test_no_probability_has_a_smaller_expected_error_than_the_optimal_one() -> N
 
 
 @pytest.mark.parametrize("choice", ["optimal", "estimated", "uniform"])
-@pytest.mark.parametrize("num_samples", [1, 12])
-def test_expected_error_agrees_with_draws(choice: str, num_samples: int) -> None:
+@pytest.mark.parametrize("budget", [1, 12])
+def test_expected_error_agrees_with_draws(choice: str, budget: int) -> None:
     B, V = attention_and_values(10, 24)
     p = {
         "optimal": optimal_probability(B, V),
         "estimated": estimated_probability(draw_pilots(B, 8, trials=1, seed=5)[0], V),
         "uniform": torch.full((24,), 1 / 24, dtype=torch.float64),
     }[choice]
-    errors = squared_errors(B, V, p, num_samples, trials=20_000, seed=6)
+    errors = squared_errors(B, V, p, budget, trials=20_000, seed=6)
     standard_error = errors.std() / math.sqrt(len(errors))
-    expected = expected_squared_error(B, V, p, num_samples)
+    expected = expected_squared_error(B, V, p, budget)
     assert standard_error < 0.05 * expected  # enough draws to tell
     assert abs(errors.mean() - expected) < 4 * standard_error
 
@@ -378,8 +378,8 @@ B4, V4, P4 = torch.full((4, 4), 0.25), torch.ones(4, 2), torch.full((4,), 0.25)
         (lambda: quality_coefficient(2 * P4, P4), ValueError, "probability must be non-negative and sum to 1"),
         (lambda: quality_coefficient(P4, P4 - 1), ValueError, "optimal must be non-negative and sum to 1"),
         (lambda: expected_squared_error(B4, V4, P4[:3], 2), ValueError, r"expected \(..., 4\)"),
-        (lambda: expected_squared_error(B4, V4, P4, 0), ValueError, "num_samples must be at least 1, got 0"),
-        (lambda: proposition_1_bound(B4, V4, 2.5, 1.0, 0.1), TypeError, "num_samples must be an integer"),
+        (lambda: expected_squared_error(B4, V4, P4, 0), ValueError, "budget must be at least 1, got 0"),
+        (lambda: proposition_1_bound(B4, V4, 2.5, 1.0, 0.1), TypeError, "budget must be an integer"),
         (lambda: proposition_1_bound(B4, V4, 2, 0.0, 0.1), ValueError, r"beta must lie in \(0, 1\]"),
         (lambda: proposition_1_bound(B4, V4, 2, 1.1, 0.1), ValueError, r"beta must lie in \(0, 1\]"),
         (lambda: proposition_1_bound(B4, V4, 2, math.nan, 0.1), ValueError, r"beta must lie in \(0, 1\]"),

@@ -293,8 +293,8 @@ def as_function(kind: type[Attention], info: type[I_co], name: str) -> Function[
 
     attention.__name__ = attention.__qualname__ = name
     attention.__doc__ = (
-        f"{kind.__doc__}\n\n    With `return_info` the result is (output, {info.__name__}), the output the same to the bit; "
-        "`num_checks` more rows\n    are then computed to estimate its error.\n    "
+        f"{kind.__doc__}\n\n    With `return_info` the result is (output, {info.__name__}), the output the same to the "
+        "bit;\n    `num_checks` more rows are then computed to estimate its error.\n    "
     )
     attention.__signature__ = _signature(attention, kind)  # type: ignore[attr-defined]
     return cast(Function[I_co], attention)

@@ -23,11 +23,8 @@ from skeinformer.attention.inputs import Inputs, clear_padding, default_scale
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, cat, from_mask
 from skeinformer.kernels.choice import statistics_dtype
-from skeinformer.noise import Rand
-from skeinformer.registry import check_count
 
 Mask = Tensor | None
-NONE = torch.iinfo(torch.long).max  # an index of no block
 
 
 class Grid(NamedTuple):
@@ -177,26 +174,6 @@ def window_band(size: int, reach: int, device: torch.device) -> Tensor:
     return (query[:, None] - key).abs() <= reach
 
 
-def draw_blocks(u: Tensor, taken: Tensor, count: Tensor) -> Selection:
-    """For every query block r distinct blocks, uniformly from the first `count` without those taken: (b, h, nb, r).
-
-    u: (b, h, nb, r) uniform numbers. taken: (b, 1, nb, t) blocks, NONE where there is none. Time O(nb r (r + t)).
-    """
-    taken = taken.expand(*u.shape[:-1], -1).sort(-1).values
-    taken = taken.where(F.pad(taken[..., 1:] > taken[..., :-1], (1, 0), value=True), NONE)
-    picks, live = [], []
-    for number in u.unbind(-1):  # (b, h, nb)
-        taken = taken.sort(-1).values
-        free = count[..., None] - (taken < NONE).sum(-1)
-        pick = (number * free).long().minimum(free - 1).clamp(min=0)  # rank among the free blocks
-        for block in taken.unbind(-1):
-            pick = pick + (pick >= block)
-        picks.append(pick.where(free > 0, 0))
-        live.append(free > 0)
-        taken = torch.cat([taken, pick.where(free > 0, NONE)[..., None]], -1)
-    return Selection(torch.stack(picks, -1), torch.stack(live, -1))
-
-
 class BlockSparse(Attention):
     """Self-attention by a pattern over the real keys of one sequence: a method writes `pattern`.
 
@@ -216,193 +193,8 @@ class BlockSparse(Attention):
         """Who sees whom, for a mask (b, 1, n) or None."""
 
     @classmethod
-    def compute(cls, inputs: Inputs, noise: Any, options: Any) -> tuple[Tensor, Trace]:  # type: ignore[override]
+    def compute(cls, inputs: Inputs, noise: Any, options: Any) -> tuple[Tensor, Trace]:
         query, key, value, key_mask, _ = inputs
         pattern = cls.pattern(query, key_mask, noise, options)
         output = block_sparse_attention(query, key, value, key_mask, pattern, default_scale(query, options.scale))
         return clear_padding(output, key_mask), Trace()
-
-
-class BigBirdNoise(NamedTuple):
-    """Uniform numbers in (0, 1)."""
-
-    random: Tensor  # (b, h, n, num_random): those of the first token of a block choose its random blocks
-
-
-class BigBirdOptions(NamedTuple):
-    """What Big Bird is told beside its inputs; None is what the budget sets."""
-
-    budget: int = 256
-    block_size: int | None = None
-    num_random: int = 3
-    scale: float | None = None
-
-
-class BigBird(BlockSparse):
-    """Attention to 3 window, `num_random` random and 2 global blocks of `block_size` tokens.
-
-    Zaheer et al. (2020), the internal construction (ITC): a block sees itself, both neighbours, random blocks of its
-    own, drawn for each head, distinct and none of the others, and the first and the last block, whose own queries see
-    everything. Blocks are of budget / 4 tokens: 64 at a budget of 256, where a query visits 8 * 64 = 512 keys and the
-    global rows add 128, the 640 n elements of Chen et al. (2022). Exact up to 7 blocks. Time O(n d p), memory O(n p).
-    """
-
-    Options = BigBirdOptions
-    sizes = ("block_size",)
-
-    @staticmethod
-    def check_options(options: BigBirdOptions) -> BigBirdOptions:
-        size = max(1, options.budget // 4) if options.block_size is None else options.block_size
-        check_count("block_size", size)
-        check_count("num_random", options.num_random)
-        return options._replace(block_size=size)
-
-    @staticmethod
-    def draw(query: Tensor, key: Tensor, rand: Rand, options: BigBirdOptions) -> BigBirdNoise:
-        return BigBirdNoise(rand(query.shape[2], options.num_random))
-
-    @staticmethod
-    def pattern(query: Tensor, key_mask: Mask, noise: Any, options: BigBirdOptions) -> Pattern:
-        assert options.block_size is not None
-        size = min(options.block_size, query.shape[2])
-        grid = cut(query, key_mask, size)
-        last = (grid.used - 1).clamp(min=0)  # (b, 1)
-        offset = torch.arange(size, device=query.device).expand(len(last), -1)
-        slots = torch.cat([offset, last * size + offset], 1)  # (b, 2 B)
-        live = grid.live.flatten(1).gather(1, slots) & torch.cat([offset >= 0, (last > 0).expand_as(offset)], 1)
-        window = window_blocks(grid)
-        ends = torch.stack([torch.zeros_like(last), last], -1)[:, None].expand(-1, -1, grid.token.shape[1], -1)
-        taken = torch.cat([window.indices.where(window.live, NONE), ends], -1)  # (b, 1, nb, 5)
-        u = take(noise[0], grid.token[:, None, :, 0])  # (b, h, nb, r)
-        pairs = zip(window, draw_blocks(u, taken, grid.used), strict=True)
-        blocks = Selection(*(torch.cat([x.expand(-1, u.shape[1], -1, -1), y], -1) for x, y in pairs))
-        return Pattern(grid, blocks, Selection(slots, live))
-
-
-class LongformerOptions(NamedTuple):
-    """What Longformer is told beside its inputs; None is what the budget sets."""
-
-    budget: int = 256
-    window: int | None = None
-    global_tokens: tuple[int, ...] = (0,)
-    scale: float | None = None
-
-
-class Longformer(BlockSparse):
-    """Attention to the `window` tokens on each side, and to `global_tokens`, which see everything.
-
-    Beltagy et al. (2020), section 3.1, without dilation. `global_tokens` are positions among the real tokens, the
-    first one by default; those past the end are ignored. The paper projects for global attention by matrices of their
-    own; here there is one set. `window` is budget / 2, so a query visits budget + 1 tokens and the global ones: 258 at
-    a budget of 256. Exact where the window reaches all tokens. Time O(n (d + g) p) for g global tokens, memory O(n p)
-    and a mask of O(n d).
-    """
-
-    Options = LongformerOptions
-    sizes = ("window",)
-
-    @staticmethod
-    def check_options(options: LongformerOptions) -> LongformerOptions:
-        window = max(1, options.budget // 2) if options.window is None else options.window
-        check_count("window", window)
-        tokens = options.global_tokens
-        if not isinstance(tokens, tuple | list) or any(
-            isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in tokens
-        ):
-            raise ValueError(f"global_tokens must be positions, integers of at least 0, got {tokens!r}")
-        return options._replace(window=window, global_tokens=tuple(sorted(set(tokens))))
-
-    @staticmethod
-    def pattern(query: Tensor, key_mask: Mask, noise: Any, options: LongformerOptions) -> Pattern:
-        assert options.window is not None
-        size = min(options.window, query.shape[2])
-        grid, band = cut(query, key_mask, size), window_band(size, options.window, query.device)
-        present = [token for token in options.global_tokens if token < query.shape[2]]
-        slots = torch.tensor(present, dtype=torch.long, device=query.device).expand(len(query), -1)  # (b, g)
-        everywhere = Selection(slots, grid.live.flatten(1).gather(1, slots)) if present else None
-        return Pattern(grid, window_blocks(grid), everywhere, band)
-
-
-class SparseTransformerOptions(NamedTuple):
-    """What the Sparse Transformer is told beside its inputs; None is what the budget sets."""
-
-    budget: int = 256
-    stride: int | None = None
-    scale: float | None = None
-
-
-class SparseTransformer(BlockSparse):
-    """Attention to the `stride` tokens on each side, and to every token at a multiple of `stride` from the query.
-
-    Child et al. (2019), section 4.3: the strided pattern, both parts in one head, made bidirectional by its mirror
-    image. Any token reaches any other in two steps. `stride` is budget / 2, so a query visits budget + 1 tokens nearby
-    and n / stride - 3 far ones: 286 of 4096 at a budget of 256. The paper advises a stride near sqrt(n). Exact where
-    the stride reaches all tokens, and at a stride of 1.
-    Time O(n (d + n / d) p), memory O(n (d + n / d)) for the scores of each head.
-    """
-
-    Options = SparseTransformerOptions
-    sizes = ("stride",)
-
-    @staticmethod
-    def check_options(options: SparseTransformerOptions) -> SparseTransformerOptions:
-        stride = max(1, options.budget // 2) if options.stride is None else options.stride
-        check_count("stride", stride)
-        return options._replace(stride=stride)
-
-    @staticmethod
-    def pattern(query: Tensor, key_mask: Mask, noise: Any, options: SparseTransformerOptions) -> Pattern:
-        assert options.stride is not None
-        size = min(options.stride, query.shape[2])
-        grid = cut(query, key_mask, size)
-        return Pattern(grid, window_blocks(grid), band=window_band(size, options.stride, query.device), columns=True)
-
-
-class BlockBertOptions(NamedTuple):
-    """What BlockBERT is told beside its inputs; without a number of blocks the budget sets it."""
-
-    budget: int = 256
-    num_blocks: int | None = None
-    shifts: tuple[int, ...] = (0, 1)
-    scale: float | None = None
-
-
-class BlockBert(BlockSparse):
-    """Attention from each block of queries to one block of keys, chosen by a permutation that differs between heads.
-
-    Qiu et al. (2020), section 3: block i of head j sees block i + shifts[j], cyclically, the shifts repeated over the
-    heads. `num_blocks` is by default the least for which a block has at most `budget` tokens: a query visits at most
-    256 keys at a budget of 256. Blocks are equally long but the last. Exact with one
-    block. Time O(n d p), or O(n^2 p / num_blocks); memory O(n p).
-    """
-
-    Options = BlockBertOptions
-    sizes = ("num_blocks",)
-
-    @staticmethod
-    def check_options(options: BlockBertOptions) -> BlockBertOptions:
-        if options.num_blocks is not None:
-            check_count("num_blocks", options.num_blocks)
-        shifts = options.shifts
-        if (
-            not isinstance(shifts, tuple | list)
-            or not shifts
-            or any(isinstance(shift, bool) or not isinstance(shift, int) for shift in shifts)
-        ):
-            raise ValueError(f"shifts must be integers, one or more, got {shifts!r}")
-        return options._replace(shifts=tuple(shifts))
-
-    @staticmethod
-    def pattern(query: Tensor, key_mask: Mask, noise: Any, options: BlockBertOptions) -> Pattern:
-        b, h, n, _ = query.shape
-        real = torch.full((b, 1), n, device=query.device) if key_mask is None else key_mask.sum(-1)
-        if options.num_blocks is None:
-            size, parts = min(options.budget, n), (-(-real // options.budget)).clamp(min=1)
-        else:
-            size, parts = -(-n // options.num_blocks), torch.full_like(real, options.num_blocks)
-        length = (-(-real // parts)).clamp(min=1)  # (b, 1)
-        grid = cut(query, key_mask, size, length, min(options.num_blocks or 1, n))
-        shift = torch.tensor([options.shifts[head % len(options.shifts)] for head in range(h)], device=query.device)
-        block = torch.arange(grid.token.shape[1], device=query.device) + shift[:, None]  # (h, nb)
-        index = (block % grid.used.clamp(min=1)[..., None])[..., None]  # (b, h, nb, 1)
-        return Pattern(grid, Selection(index, torch.ones_like(index, dtype=torch.bool)))

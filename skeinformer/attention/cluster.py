@@ -66,19 +66,36 @@ def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions)
     query, key, value, key_mask, query_mask = inputs
     noise, scale = ClusterNoise(*noise), default_scale(query, options.scale)
     source = from_mask(key, value, key_mask)
-    assert options.num_pilots is not None
-    rows = uniform_rows(noise.pilots, query_mask, options.num_pilots)
-    asked, spent = rows_of_metric(noise.pilots, query_mask, options.num_pilots, ASKED * query.shape[-1])
+    d, num_pilots, num_steps = sizes(options)
+    rows = uniform_rows(noise.pilots, query_mask, num_pilots)
+    asked, spent = rows_of_metric(noise.pilots, query_mask, num_pilots, ASKED * query.shape[-1])
 
     def make() -> tuple[Merged, tuple[Pilots, Clusters]]:
         pilots = compute_pilots(query, rows, source, scale, with_mass=True)
         metric = query_metric(gather_rows(query, asked.indices), asked.live)
-        clusters = merge_clusters(pilots, source, noise.centers, options, metric, scale)
+        clusters = merge_clusters(
+            pilots,
+            source,
+            noise.centers,
+            d,
+            num_steps=num_steps,
+            first_order=options.first_order,
+            scale=scale,
+            metric=metric,
+        )
         virtual = Virtual(clusters.virtual.keys, clusters.virtual.values, clusters.slope)
         return Merged(clusters.merge, virtual, clusters.virtual.log_weight, pilots.as_rows()), (pilots, clusters)
 
     output, (pilots, clusters) = attend_merged(query, *source, make, scale)
     return output, Trace(pilots, noise.pilots, spent, (pilots, clusters))
+
+
+def sizes(options: ClusterOptions) -> tuple[int, int, int]:
+    """Numbers of clusters, pilots and steps: those given, else those of the quality (pilots never above clusters)."""
+    clusters, pilots, steps = QUALITIES[options.quality]
+    clusters = clusters if options.budget is None else options.budget
+    pilots = min(pilots, clusters) if options.num_pilots is None else options.num_pilots
+    return clusters, pilots, steps if options.num_steps is None else options.num_steps
 
 
 def rows_of_metric(u: Tensor, mask: Tensor | None, num_pilots: int, size: int) -> tuple[Selection, Tensor]:
@@ -114,10 +131,7 @@ class Cluster(Attention):
     @staticmethod
     def check_options(options: ClusterOptions) -> ClusterOptions:
         check_choice("quality", options.quality, tuple(QUALITIES))
-        clusters, pilots, steps = QUALITIES[options.quality]
-        budget = clusters if options.budget is None else options.budget
-        pilots = min(pilots, budget) if options.num_pilots is None else options.num_pilots
-        steps = steps if options.num_steps is None else options.num_steps
+        budget, pilots, steps = sizes(options)
         check_count("num_pilots", pilots)
         check_count("num_steps", steps, at_least=0)
         check_flag("first_order", options.first_order)
@@ -131,14 +145,14 @@ class Cluster(Attention):
     @staticmethod
     def describe(inputs: Inputs, trace: Trace, options: ClusterOptions, error: Tensor, error_se: Tensor) -> ClusterInfo:
         pilots, (merge, virtual, _, factor) = trace.found
-        assert options.budget is not None
+        d, num_pilots, _ = sizes(options)
         assignment, log_weight = merge.assignment, virtual.log_weights()
         if inputs.key_mask is not None:
             assignment = assignment.where(inputs.key_mask, -1)
         return ClusterInfo(
-            pilots.rows.marked(options.num_pilots),
+            pilots.rows.marked(num_pilots),
             assignment,
-            F.pad(log_weight, (0, options.budget - log_weight.shape[-1]), value=-torch.inf),
+            F.pad(log_weight, (0, d - log_weight.shape[-1]), value=-torch.inf),
             torch.zeros_like(error) if factor is None else factor[..., 0],
             error,
             error_se,

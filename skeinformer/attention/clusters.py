@@ -10,7 +10,7 @@ docs/cluster.md derives them. Clusters, mass, log weights and the linear term's 
 values do, through the means and through C.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,28 +82,22 @@ class Clusters(NamedTuple):
     factor: Tensor | None  # (b, h, 1), a
 
 
-class ClusterSettings(Protocol):
-    """The options of the sketch that clusters depend on."""
-
-    @property
-    def budget(self) -> int | None: ...
-    @property
-    def num_steps(self) -> int | None: ...
-    @property
-    def first_order(self) -> bool: ...
-
-
 def merge_clusters(
-    pilots: Pilots, source: VirtualKeys, u: Tensor, options: ClusterSettings, metric: Tensor | None, scale: float
+    pilots: Pilots,
+    source: VirtualKeys,
+    u: Tensor,
+    d: int,
+    *,
+    num_steps: int,
+    first_order: bool,
+    scale: float,
+    metric: Tensor | None = None,
 ) -> Clusters:
     """At most d clusters of the slots of `source`; where there are no more than d, each has its own.
 
     u: uniform numbers (b, h, n), one per slot. metric: (b, h, p, p), that of distances between keys; None is the plain
     one. Time O(n d p) for each step, memory O(n p).
     """
-    d, num_steps, first_order = options.budget, options.num_steps, options.first_order
-    assert d is not None
-    assert num_steps is not None
     n = source.keys.shape[-2]
     log_weights = source.log_weights()
     largest = log_weights.amax(-1, keepdim=True).clamp(min=-1e4)  # (b, h, 1), finite where nothing is live

@@ -5,16 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skeinformer.attention.base import Attention
-from skeinformer.attention.block_sparse import BigBird, BlockBert, Longformer, SparseTransformer
+from skeinformer.attention.bigbird import BigBird
+from skeinformer.attention.blockbert import BlockBert
 from skeinformer.attention.cluster import Cluster
 from skeinformer.attention.exact import Softmax, VMean
 from skeinformer.attention.informer import Informer
 from skeinformer.attention.linear import LinearTransformer, Performer
 from skeinformer.attention.linformer import Linformer
+from skeinformer.attention.longformer import Longformer
 from skeinformer.attention.nystrom import Nystromformer
 from skeinformer.attention.reformer import Reformer
 from skeinformer.attention.skein import Skeinformer
 from skeinformer.attention.sketched import Sketched
+from skeinformer.attention.sparse_transformer import SparseTransformer
 from skeinformer.registry import check_options, lookup
 
 PAPER = "Chen et al. 2022"

@@ -172,8 +172,9 @@ class _AttendMerged(torch.autograd.Function):
         d_query, d_keys, d_values = attend_backward(
             of_others, query, keys, values, weight, output, normalizer, ctx.scale
         )
-        d_slope = None if slope is None else torch.empty_like(slope)
+        d_slope = None
         if slope is not None:
+            d_slope = torch.empty_like(slope)
             for dq, dr, g, q, dg in batches(d_query, of_others, slope, query, d_slope):
                 dq.baddbmm_(dr, g.mT)
                 torch.bmm(q.mT, dr, out=dg)

@@ -30,7 +30,7 @@ U = torch.rand(2, 2, 9, generator=generator())
 )
 def test_wrong_kinds_are_named(options: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        skein_attention(Q, K, V, num_samples=3, **options)
+        skein_attention(Q, K, V, budget=3, **options)
 
 
 def test_wrong_kinds_elsewhere() -> None:
@@ -55,8 +55,8 @@ def test_an_unknown_option_of_sketched_attention_is_met_with_the_nearest() -> No
 
 def test_integers_of_numpy_are_integers() -> None:
     assert torch.equal(
-        skein_attention(Q, K, V, num_samples=np.int64(3), generator=generator()),
-        skein_attention(Q, K, V, num_samples=3, generator=generator()),
+        skein_attention(Q, K, V, budget=np.int64(3), generator=generator()),
+        skein_attention(Q, K, V, budget=3, generator=generator()),
     )
 
 
@@ -64,7 +64,7 @@ def test_noise_at_the_ends_of_the_interval_is_still_exact_at_full_size() -> None
     expected = build("softmax", head_dim=4)(Q, K, V)
     for end in (0.0, 1.0):
         noise = SkeinNoise(torch.full_like(U, end), torch.full_like(U, end))
-        torch.testing.assert_close(skein_attention(Q, K, V, num_samples=9, num_pilots=2, noise=noise), expected)
+        torch.testing.assert_close(skein_attention(Q, K, V, budget=9, num_pilots=2, noise=noise), expected)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].cross_attention])
@@ -93,8 +93,8 @@ def test_a_module_certifies_its_own_output(training: bool) -> None:
 
 @pytest.mark.parametrize("factor", [1e-15, 1e15])
 def test_the_certificate_and_the_importance_do_not_depend_on_the_unit_of_v(factor: float) -> None:
-    _, info = skein_attention(Q, K, V * factor, num_samples=3, num_pilots=2, generator=generator(), return_info=True)
-    _, expected = skein_attention(Q, K, V, num_samples=3, num_pilots=2, generator=generator(), return_info=True)
+    _, info = skein_attention(Q, K, V * factor, budget=3, num_pilots=2, generator=generator(), return_info=True)
+    _, expected = skein_attention(Q, K, V, budget=3, num_pilots=2, generator=generator(), return_info=True)
     torch.testing.assert_close(info.error, expected.error, rtol=1e-4, atol=0)
     torch.testing.assert_close(info.error_se, expected.error_se, rtol=1e-3, atol=0)
     torch.testing.assert_close(info.log_probability, expected.log_probability, rtol=1e-4, atol=1e-4)
@@ -105,7 +105,7 @@ def test_the_certificate_holds_where_squares_of_v_leave_float32(factor: float) -
     """Importance then counts all values alike; the error of what comes out is still told."""
     v = V * factor
     output, info = skein_attention(
-        Q, K, v, num_samples=3, num_pilots=2, num_checks=9, generator=generator(), return_info=True
+        Q, K, v, budget=3, num_pilots=2, num_checks=9, generator=generator(), return_info=True
     )
     expected = build("softmax", head_dim=4)(Q, K, v)
     torch.testing.assert_close(info.error.double(), relative_error(output, expected), rtol=1e-4, atol=0)
@@ -125,7 +125,7 @@ def test_half_precision_where_the_kernel_wants_half_precision_weights(
 ) -> None:
     """There the weighted call runs in float32, as no rounding of a log weight may reach the result."""
     monkeypatch.setattr(
-        "skeinformer.attention.virtual_keys.takes_float32_weights",
+        "skeinformer.kernels.fused.takes_float32_weights",
         lambda query: query.dtype in (torch.float32, torch.float64),
     )
     q, k, v = (x.to(dtype) for x in (Q, K, V))

@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from skeinformer import build
 from skeinformer.attention.base import Attention
-from skeinformer.attention.block_sparse import NONE, Pattern, block_sparse_attention, cut, draw_blocks
-from skeinformer.attention.pilots import Selection
+from skeinformer.attention.bigbird import NONE, draw_blocks
+from skeinformer.attention.block_sparse import Pattern, block_sparse_attention, cut
+from skeinformer.attention.selection import Selection
 from tests import reference_block_sparse as reference
 from tests.helpers import (
     copies,

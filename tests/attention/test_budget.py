@@ -26,9 +26,9 @@ class Recorder:
         self.asked: list[int] = []
         self.infos: list[SkeinInfo] = []
 
-    def __call__(self, *inputs: Tensor, num_samples: int, **options: Any) -> tuple[Tensor, SkeinInfo]:
-        output, info = skein_attention(*inputs, num_samples=num_samples, **options)
-        self.asked.append(num_samples)
+    def __call__(self, *inputs: Tensor, budget: int, **options: Any) -> tuple[Tensor, SkeinInfo]:
+        output, info = skein_attention(*inputs, budget=budget, **options)
+        self.asked.append(budget)
         self.infos.append(info)
         return output, info
 
@@ -99,7 +99,7 @@ def test_answer_meets_the_tolerance_in_truth() -> None:
     expected = dense_exact(q, k, v)
     errors = []
     for seed in range(2, 12):
-        output = skein_attention(q, k, v, num_samples=d, num_pilots=16, generator=generator(seed))
+        output = skein_attention(q, k, v, budget=d, num_pilots=16, generator=generator(seed))
         errors.append(relative_error(output, expected))
     assert torch.stack(errors).mean(0).max() < 0.3
 
@@ -111,7 +111,7 @@ def test_impossible_tolerance_warns_and_returns_exact_attention() -> None:
     assert d == 50
     assert len(record) == 1
     assert "32" in str(record[0].message)
-    output = skein_attention(q, k, v, num_samples=d, generator=generator())
+    output = skein_attention(q, k, v, budget=d, generator=generator())
     torch.testing.assert_close(output, dense_exact(q, k, v), rtol=1e-10, atol=1e-10)
 
 
@@ -171,7 +171,7 @@ def test_bad_statistic() -> None:
         choose_budget(*tensors(1, 1, 9), tolerance=0.1, statistic="wurst")
 
 
-@pytest.mark.parametrize("reserved", ["num_samples", "return_info", "noise"])
+@pytest.mark.parametrize("reserved", ["budget", "return_info", "noise"])
 def test_reserved_options(reserved: str) -> None:
     with pytest.raises(TypeError, match=f"choose_budget sets '{reserved}' itself"):
         choose_budget(*tensors(1, 1, 9), tolerance=0.1, **{reserved: 4})

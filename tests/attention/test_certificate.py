@@ -25,11 +25,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
-def noise_for(q: Tensor, k: Tensor, options: dict[str, Any], num_samples: int) -> SkeinNoise:
+def noise_for(q: Tensor, k: Tensor, options: dict[str, Any], budget: int) -> SkeinNoise:
     source = generator(1)
     pilots = torch.rand(q.shape[:3], generator=source)
     if options["row_norm"] == "none":
-        return SkeinNoise(pilots, torch.rand(*q.shape[:2], num_samples, generator=source, dtype=torch.float64))
+        return SkeinNoise(pilots, torch.rand(*q.shape[:2], budget, generator=source, dtype=torch.float64))
     return SkeinNoise(pilots, torch.rand(k.shape[:3], generator=source))
 
 
@@ -49,7 +49,7 @@ def test_asking_for_info_does_not_change_the_output(options: dict[str, Any], dty
     q, k, v = tensors(2, 2, 30, dtype=dtype, peak=4)
     mask = random_mask(2, 30) if masked else None
     noise = noise_for(q, k, options, 6)
-    arguments = {"key_mask": mask, "query_mask": mask, "num_samples": 6, "num_pilots": 5, "noise": noise, **options}
+    arguments = {"key_mask": mask, "query_mask": mask, "budget": 6, "num_pilots": 5, "noise": noise, **options}
     output = skein_attention(q, k, v, **arguments)
     for num_checks in (1, 32):
         again, info = skein_attention(q, k, v, return_info=True, num_checks=num_checks, **arguments)
@@ -59,8 +59,8 @@ def test_asking_for_info_does_not_change_the_output(options: dict[str, Any], dty
 
 def test_asking_for_info_draws_no_other_numbers() -> None:
     q, k, v = tensors(2, 2, 30)
-    output, _ = skein_attention(q, k, v, num_samples=6, generator=generator(3), return_info=True)
-    assert torch.equal(output, skein_attention(q, k, v, num_samples=6, generator=generator(3)))
+    output, _ = skein_attention(q, k, v, budget=6, generator=generator(3), return_info=True)
+    assert torch.equal(output, skein_attention(q, k, v, budget=6, generator=generator(3)))
 
 
 @every_option
@@ -75,7 +75,7 @@ def test_a_check_of_every_row_leaves_no_doubt(options: dict[str, Any], masked: b
         q,
         k,
         v,
-        num_samples=4,
+        budget=4,
         num_pilots=num_pilots,
         num_checks=20,
         generator=generator(2),
@@ -91,7 +91,7 @@ def test_a_check_of_every_row_leaves_no_doubt(options: dict[str, Any], masked: b
 def test_as_many_checks_as_rows_that_are_not_pilots_leave_no_doubt() -> None:
     q, k, v = tensors(2, 2, 20, peak=6)
     output, info = skein_attention(
-        q, k, v, num_samples=4, num_pilots=8, num_checks=12, generator=generator(2), return_info=True
+        q, k, v, budget=4, num_pilots=8, num_checks=12, generator=generator(2), return_info=True
     )
     torch.testing.assert_close(info.error, truth(q, k, v, None, None, output), rtol=1e-9, atol=1e-9)
     assert (info.error_se == 0).all()
@@ -99,14 +99,14 @@ def test_as_many_checks_as_rows_that_are_not_pilots_leave_no_doubt() -> None:
 
 def test_more_pilots_than_rows_reused_leave_no_error() -> None:
     q, k, v = tensors(2, 2, 20, peak=6)
-    _, info = skein_attention(q, k, v, num_samples=2, num_pilots=20, generator=generator(2), return_info=True)
+    _, info = skein_attention(q, k, v, budget=2, num_pilots=20, generator=generator(2), return_info=True)
     assert (info.error == 0).all()
     assert (info.error_se == 0).all()
 
 
 def test_exact_output_has_no_error() -> None:
     q, k, v = tensors(2, 2, 60, peak=6)
-    _, info = skein_attention(q, k, v, num_samples=60, num_pilots=4, generator=generator(2), return_info=True)
+    _, info = skein_attention(q, k, v, budget=60, num_pilots=4, generator=generator(2), return_info=True)
     assert info.error.max() < 1e-12
     assert info.error_se.max() < 1e-12
 
@@ -118,7 +118,7 @@ def test_a_fully_padded_example_has_no_error(options: dict[str, Any]) -> None:
     key_mask[[0, 2]] = False
     query_mask[[1, 2]] = False
     masks = {"key_mask": key_mask, "query_mask": query_mask}
-    _, info = skein_attention(q, k, v, num_samples=3, generator=generator(), return_info=True, **masks, **options)
+    _, info = skein_attention(q, k, v, budget=3, generator=generator(), return_info=True, **masks, **options)
     assert (info.error[:3] == 0).all()
     assert (info.error_se[:3] == 0).all()
     assert (info.error[3] > 0).all()
@@ -127,14 +127,14 @@ def test_a_fully_padded_example_has_no_error(options: dict[str, Any]) -> None:
 
 def test_values_of_zero_have_no_error() -> None:
     q, k, v = tensors(1, 2, 40)
-    _, info = skein_attention(q, k, torch.zeros_like(v), num_samples=3, generator=generator(), return_info=True)
+    _, info = skein_attention(q, k, torch.zeros_like(v), budget=3, generator=generator(), return_info=True)
     assert (info.error == 0).all()
     assert (info.error_se == 0).all()
 
 
 def test_one_check_row_says_nothing_about_its_own_error() -> None:
     q, k, v = tensors(1, 2, 40)
-    _, info = skein_attention(q, k, v, num_samples=3, generator=generator(), return_info=True, num_checks=1)
+    _, info = skein_attention(q, k, v, budget=3, generator=generator(), return_info=True, num_checks=1)
     assert info.error.isfinite().all()
     assert (info.error_se == math.inf).all()
 
@@ -156,7 +156,7 @@ def test_unbiased_and_with_a_standard_error_of_the_right_size(options: dict[str,
         v,
         key_mask=mask,
         query_mask=mask,
-        num_samples=16,
+        budget=16,
         num_pilots=32,
         num_checks=32,
         generator=generator(4),
@@ -180,7 +180,7 @@ def test_check_rows_are_not_pilots() -> None:
     draws = 300
     q, k, v = (copies(x, draws).float() for x in tensors(1, 1, 40, p=8, peak=4))
     output, info = skein_attention(
-        q, k, v, num_samples=5, num_pilots=30, num_checks=32, generator=generator(1), return_info=True
+        q, k, v, budget=5, num_pilots=30, num_checks=32, generator=generator(1), return_info=True
     )
     expected = dense_exact(q[:1], k[:1], v[:1]).expand_as(output)
     torch.testing.assert_close(info.error.double(), relative_error(output, expected), rtol=1e-4, atol=1e-6)
@@ -198,7 +198,7 @@ def pretrained_ratio(n: int, layer: int, draws: int = 5) -> float:
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     ratios = []
     for seed in range(draws):
-        output, info = skein_attention(q, k, v, num_samples=128, generator=generator(seed), return_info=True)
+        output, info = skein_attention(q, k, v, budget=128, generator=generator(seed), return_info=True)
         ratios.append(info.error / relative_error(output, expected))
     return torch.cat(ratios).median().item()
 
@@ -217,7 +217,7 @@ def test_error_and_standard_error_are_those_of_a_loop(reuse_pilots: bool, num_ch
     n, num_pilots = 24, 6
     q, k, v = (x.detach() for x in tensors(1, 1, n, peak=6))
     noise = noise_for(q, k, {"row_norm": "adaptive"}, 4)
-    options = {"num_samples": 4, "num_pilots": num_pilots, "noise": noise, "reuse_pilots": reuse_pilots}
+    options = {"budget": 4, "num_pilots": num_pilots, "noise": noise, "reuse_pilots": reuse_pilots}
     output, info = skein_attention(q, k, v, num_checks=num_checks, return_info=True, **options)
     expected = dense_exact(q, k, v)[0, 0]
     ranked = noise.pilots[0, 0].argsort(descending=True).tolist()

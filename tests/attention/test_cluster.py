@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from skeinformer import ClusterInfo, ClusterNoise, build, choose_budget, cluster_attention, skein_attention
-from skeinformer.attention import cluster, clusters, merge, pilots
-from skeinformer.attention.cluster import compress
+from skeinformer.attention import clusters, pilots
 from skeinformer.attention.clusters import nearest
+from skeinformer.attention.selection import Selection, uniform_rows
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
+from skeinformer.kernels import clusters as kernels
+from skeinformer.kernels import merge
 from skeinformer.noise import gumbel
 from tests import reference, reference_cluster
 from tests.helpers import (
@@ -66,7 +68,7 @@ def test_values_and_gradients_are_those_of_the_transcription(masks: str, first_o
         v,
         key_mask=key_mask,
         query_mask=query_mask,
-        num_samples=4,
+        budget=4,
         num_pilots=3,
         first_order=first_order,
         generator=generator(1),
@@ -85,14 +87,14 @@ def test_clusters_are_those_of_lloyd(steps: int) -> None:
     """The sample by Eq. (5) and Gumbel noise, the first of it as centers, Lloyd steps over it, then all keys."""
     q, k, v = tensors(1, 2, 80, p=4, p_v=4, peak=2)
     noise = ClusterNoise(*(torch.rand(1, 2, 80, generator=generator(seed)) for seed in (1, 2)))
-    _, info = cluster_attention(q, k, v, num_samples=5, num_pilots=4, num_steps=steps, noise=noise, return_info=True)
+    _, info = cluster_attention(q, k, v, budget=5, num_pilots=4, num_steps=steps, noise=noise, return_info=True)
     for head in range(2):
         Q, K, V = q[0, head].detach(), k[0, head].detach(), v[0, head].detach()
         rows = noise.pilots[0, head].argsort(descending=True)[:4].tolist()
         assert info.pilots[0, head].tolist() == rows
         p = torch.stack(reference.estimated_probability(Q, K, V, rows, 0.5, [True] * 80))
         ranked = (p.log() + gumbel(noise.centers[0, head])).argsort(descending=True)[: 5 * clusters.SAMPLE].tolist()
-        asked = noise.pilots[0, head].argsort()[: 4 * clusters.ASKED].tolist()
+        asked = noise.pilots[0, head].argsort()[: 4 * clusters.ASKED].tolist()  # 16 of 80, far from the 4 + 32
         metric = reference_cluster.query_metric(Q, asked, clusters.RIDGE)
         assert info.assignment[0, head].tolist() == reference_cluster.lloyd(K, ranked, 5, steps, metric)
 
@@ -109,13 +111,12 @@ def test_by_hand_equals_autograd(monkeypatch: pytest.MonkeyPatch, dtype: torch.d
     for by_hand in (True, False):
         with monkeypatch.context() as patch:
             if not by_hand:
-                for module in (merge, cluster):
-                    patch.setattr(module, "gradient_by_hand", lambda query, value: False)
+                patch.setattr(merge, "by_hand", lambda query, value: False)
             output = cluster_attention(
                 *inputs,
                 key_mask=mask,
                 query_mask=mask,
-                num_samples=6,
+                budget=6,
                 num_pilots=12 if many else 5,
                 generator=generator(3),
             )
@@ -135,7 +136,7 @@ def test_nothing_of_size_n_times_d_is_saved() -> None:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        cluster_attention(q, k, v, num_samples=d, num_pilots=d)
+        cluster_attention(q, k, v, budget=d, num_pilots=d)
     assert max(sizes) == n * 8
 
 
@@ -144,7 +145,7 @@ def test_nothing_of_size_n_times_d_is_saved() -> None:
 def test_nearest_in_pieces_is_argmin(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, n: int) -> None:
     """Scores of any size and sign. A key that is not a number gets some cluster."""
     keys, centers = (torch.randn(2, 3, size, 5, generator=generator(size)).to(dtype) * 30 for size in (n, 7))
-    monkeypatch.setattr(clusters, "PIECE", 1)
+    monkeypatch.setattr(kernels, "PIECE", 1)
     found = nearest(keys, centers)
     assert torch.equal(found, torch.cdist(keys.double(), centers.double()).argmin(-1))
     root = torch.randn(5, 5, generator=generator(0)).to(dtype)
@@ -160,7 +161,7 @@ def test_nearest_in_pieces_is_argmin(monkeypatch: pytest.MonkeyPatch, dtype: tor
 def test_mass_that_comes_with_the_rows_is_the_mean_of_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (x.detach() for x in tensors(2, 2, 30, peak=3))
     source = from_mask(k, v, random_mask(2, 30)[:, None])
-    rows = pilots.uniform_rows(torch.rand(2, 2, 30, generator=generator(0)), random_mask(2, 30, share=0.1)[:, None], 6)
+    rows = uniform_rows(torch.rand(2, 2, 30, generator=generator(0)), random_mask(2, 30, share=0.1)[:, None], 6)
     held = pilots.compute_pilots(q, rows, source, 0.5, with_mass=True)
     assert held.mass is not None
     assert not rows.live.all()
@@ -175,7 +176,7 @@ def test_mass_that_comes_with_the_rows_is_the_mean_of_the_columns(monkeypatch: p
 def test_each_cluster_has_its_mass_on_the_pilots() -> None:
     """What the log weight is for: mean_J exp(s q_J . k_c + log weight - lse_J) = mass of the cluster's keys."""
     q, k, v = (x.detach() for x in tensors(1, 1, 50, peak=3))
-    rows = pilots.uniform_rows(torch.rand(1, 1, 50, generator=generator(0)), None, 8)
+    rows = uniform_rows(torch.rand(1, 1, 50, generator=generator(0)), None, 8)
     held = pilots.compute_pilots(q, rows, from_mask(k, v), 0.5, with_mass=True)
     assert held.mass is not None
     found = clusters.merge_clusters(
@@ -204,19 +205,27 @@ def test_a_slot_of_weight_three_counts_as_three() -> None:
     results = []
     for source in (weighted, repeated):
         held = pilots.compute_pilots(
-            q, pilots.Selection(rows, torch.ones_like(rows, dtype=torch.bool)), source, 0.5, with_mass=True
+            q, Selection(rows, torch.ones_like(rows, dtype=torch.bool)), source, 0.5, with_mass=True
         )
         mass = pilots.column_mass(held, source, 0.5)
         centers = torch.arange(4).expand(1, 2, 4)
         if source is repeated:
             centers = (count.cumsum(0) - count)[:4].expand(1, 2, 4)
-        chosen = pilots.Selection(centers, torch.ones_like(centers, dtype=torch.bool))
+        chosen = Selection(centers, torch.ones_like(centers, dtype=torch.bool))
         full = torch.zeros(1, 2, 1, dtype=torch.bool)
         moments = clusters.find_moments(source, mass, chosen, 4, full, 0, None, True)
         assert moments.covariance is not None
         results.append((*moments[1:], clusters.calibrate(held, moments.keys, moments.total, torch.zeros(1, 2, 4), 0.5)))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def compress(pilot_queries: Tensor, source: VirtualKeys, d: int, u: Tensor, *, scale: float) -> VirtualKeys:
+    """d slots for a weighted set, by what pilot queries see of it, without the linear term."""
+    rows = torch.arange(pilot_queries.shape[-2]).expand(pilot_queries.shape[:-1])
+    selection = Selection(rows, torch.ones_like(rows, dtype=torch.bool))
+    held = pilots.compute_pilots(pilot_queries, selection, source, scale, with_mass=True)
+    return clusters.merge_clusters(held, source, u, d, num_steps=1, first_order=False, scale=scale).virtual
 
 
 def test_compress_of_a_weighted_set() -> None:
@@ -234,7 +243,7 @@ def test_compress_of_a_weighted_set() -> None:
 def test_equal_keys_keep_their_own_gradients_at_full_budget() -> None:
     q, k, v = tensors(1, 1, 8, p_v=4)
     k = k.detach().index_copy(2, torch.tensor([3, 5]), k.detach()[:, :, [1, 1]]).requires_grad_()
-    output = cluster_attention(q, k, v, num_samples=8, num_pilots=2, generator=generator(0))
+    output = cluster_attention(q, k, v, budget=8, num_pilots=2, generator=generator(0))
     expected = exact(q, k, v)
     torch.testing.assert_close(output, expected)
     for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
@@ -247,7 +256,7 @@ def test_keys_that_no_pilot_sees_are_counted() -> None:
     k[..., 30:, 0] -= 400
     q = torch.tensor([1.0, 0, 0, 0]).expand(1, 1, 60, 4) + torch.randn(1, 1, 60, 4, generator=generator(1)) * 0.1
     v = torch.randn(1, 1, 60, 4, generator=generator(2))
-    output, info = cluster_attention(q, k, v, num_samples=6, num_pilots=4, return_info=True, generator=generator(3))
+    output, info = cluster_attention(q, k, v, budget=6, num_pilots=4, return_info=True, generator=generator(3))
     assert relative_error(output, dense_exact(q, k, v)).max() < 0.1
     far = info.assignment[0, 0, 30:].unique()
     assert (info.log_weight[0, 0, far] > -1e-6).all()
@@ -259,7 +268,7 @@ def test_flat_attention_is_nearly_linear_and_the_linear_term_has_it() -> None:
     q, k, v = (x.detach() for x in tensors(1, 2, 400, p=8, p_v=8))
     q, truth = 0.05 * q, dense_exact(0.05 * q, k, v)
     off = [
-        (cluster_attention(q, k, v, num_samples=8, first_order=first, generator=generator(0)) - truth).norm().item()
+        (cluster_attention(q, k, v, budget=8, first_order=first, generator=generator(0)) - truth).norm().item()
         for first in (False, True)
     ]
     assert off[1] < 0.2 * off[0]
@@ -272,14 +281,14 @@ def test_better_than_skeinformer_where_keys_cluster() -> None:
     q, v = torch.randn(1, 1, 480, 8, generator=source), k @ torch.randn(8, 8, generator=source)
     q, k, v = (copies(x, 8) for x in (q, k, v))
     truth = dense_exact(q, k, v)
-    ours = cluster_attention(q, k, v, num_samples=48, num_pilots=16, generator=generator(1))
-    theirs = skein_attention(q, k, v, num_samples=48, num_pilots=16, generator=generator(1))
+    ours = cluster_attention(q, k, v, budget=48, num_pilots=16, generator=generator(1))
+    theirs = skein_attention(q, k, v, budget=48, num_pilots=16, generator=generator(1))
     assert relative_error(ours, truth).mean() < 0.5 * relative_error(theirs, truth).mean()
 
 
 def test_certificate_estimates_the_error_of_the_output() -> None:
     q, k, v = (x.detach() for x in tensors(2, 3, 300, p=8, p_v=8, peak=2, dtype=torch.float32))
-    options = {"num_samples": 12, "num_pilots": 16}
+    options = {"budget": 12, "num_pilots": 16}
     output, info = cluster_attention(q, k, v, return_info=True, num_checks=100, generator=generator(0), **options)
     assert torch.equal(output, cluster_attention(q, k, v, generator=generator(0), **options))
     truth = relative_error(output, dense_exact(q, k, v))
@@ -293,9 +302,7 @@ def test_certificate_is_not_too_low() -> None:
     """On average over draws; were its rows among those that make the metric it would be off by 5 %."""
     q, k, v = (x.detach() for x in tensors(1, 4, 640, p=16, p_v=16, dtype=torch.float32))
     q, truth = 0.3 * q, dense_exact(0.3 * q, k, v)
-    found = [
-        cluster_attention(q, k, v, num_samples=64, return_info=True, generator=generator(seed)) for seed in range(20)
-    ]
+    found = [cluster_attention(q, k, v, budget=64, return_info=True, generator=generator(seed)) for seed in range(20)]
     estimated = torch.stack([info.error for _, info in found]).mean()
     assert estimated > 0.97 * torch.stack([relative_error(output, truth) for output, _ in found]).mean()
 
@@ -307,7 +314,7 @@ def test_module_certifies_what_it_returns_and_takes_its_budget() -> None:
     assert torch.equal(output, module(q, k, v))
     assert info.log_weight.shape == (1, 2, 6)
     assert info.pilots.shape == (1, 2, 6)  # no more pilots than clusters, unless asked for
-    assert "num_samples=6" in repr(module)
+    assert "budget=6" in repr(module)
     assert choose_budget(q, k, v, tolerance=0.5, attention=cluster_attention, generator=generator(0)) <= 50
 
 
@@ -324,7 +331,7 @@ def test_what_is_certified_is_checked_like_what_is_called(method: str, seed: int
 
 def test_a_scale_of_zero_is_the_mean() -> None:
     q, k, v = (x.detach() for x in tensors(1, 2, 40, p=8, p_v=8))
-    output, info = cluster_attention(q, k, v, num_samples=6, num_pilots=4, scale=0.0, return_info=True)
+    output, info = cluster_attention(q, k, v, budget=6, num_pilots=4, scale=0.0, return_info=True)
     torch.testing.assert_close(output, v.mean(-2, keepdim=True).expand_as(v))
     assert info.factor.isfinite().all()
 
@@ -336,7 +343,7 @@ def test_gradients_of_keys_that_no_pilot_sees_are_finite() -> None:
     k[..., 32:, 0], q[..., :4, 0], q[..., 4:, 1] = 30.0, 30.0, 30.0
     noise = ClusterNoise(torch.linspace(0.01, 0.99, 64).expand(1, 1, 64), torch.rand(1, 1, 64, generator=generator(1)))
     inputs = tuple(x.requires_grad_() for x in (q, k, torch.randn(1, 1, 64, 8, generator=generator(2))))
-    output = cluster_attention(*inputs, num_samples=4, num_pilots=4, noise=noise)
+    output = cluster_attention(*inputs, budget=4, num_pilots=4, noise=noise)
     for gradient in torch.autograd.grad(output, inputs, torch.full_like(output, 1e9)):
         assert gradient.isfinite().all()
 
@@ -348,7 +355,7 @@ def test_dimensions_that_no_query_asks_for_hardly_matter() -> None:
     errors = []
     for size in (0.0, 30.0):
         wide = torch.cat([k[..., :4], size * k[..., 4:]], -1)
-        found = cluster_attention(q, wide, v, num_samples=16, num_pilots=16, generator=generator(0))
+        found = cluster_attention(q, wide, v, budget=16, num_pilots=16, generator=generator(0))
         errors.append(relative_error(found, dense_exact(q, wide, v)).mean().item())
     assert errors[1] < 1.5 * errors[0]
 
@@ -374,7 +381,7 @@ def test_vmap_over_some_of_the_inputs(attention: Any, mapped: tuple[int | None, 
     noise = build("cluster", head_dim=4).sample_noise(inputs[0], inputs[1], generator=generator(0))
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found: Tensor = attention(q, k, v, num_samples=6, num_pilots=4, noise=noise)
+        found: Tensor = attention(q, k, v, budget=6, num_pilots=4, noise=noise)
         return found
 
     many = [x if dim is None else torch.stack([x, x.flip(-1)]) for x, dim in zip(inputs, mapped, strict=True)]
@@ -390,7 +397,7 @@ def test_wrong_options_are_refused_in_words() -> None:
         cluster_attention(q, k, v, quality="best")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="num_steps must be at least 0"):
         cluster_attention(q, k, v, num_steps=-1)
-    with pytest.raises(TypeError, match="num_samples must be an integer of at least 1"):
-        cluster_attention(q, k, v, num_samples=2.5)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="budget must be an integer of at least 1"):
+        cluster_attention(q, k, v, budget=2.5)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="first_order"):
         cluster_attention(q, k, v, first_order="yes")  # type: ignore[call-overload]

@@ -104,7 +104,7 @@ def test_a_seed_compiles_and_stays_deterministic() -> None:
 def test_info_compiles() -> None:
     q, k, v = (x.detach() for x in tensors(2, 2, 40, dtype=torch.float32))
     noise = draw(build("skeinformer", head_dim=4, budget=4), q, k)
-    options: dict[str, Any] = {"num_samples": 4, "num_checks": 8, "return_info": True, "noise": noise}
+    options: dict[str, Any] = {"budget": 4, "num_checks": 8, "return_info": True, "noise": noise}
     compiled = torch.compile(skein_attention, fullgraph=True, backend="eager")
     mask = random_mask(2, 40)
     output, info = compiled(q, k, v, key_mask=mask, query_mask=mask, **options)

@@ -37,9 +37,7 @@ def test_sample_size_shrinks_to_the_shortest_sequence_in_the_batch() -> None:
     mask = lengths_mask([20, 2, 11], 20)
     module = build("skeinformer", head_dim=4, budget=8)
     noise = draw(module, q, k)
-    output, info = skein_attention(
-        q, k, v, key_mask=mask, query_mask=mask, num_samples=8, noise=noise, return_info=True
-    )
+    output, info = skein_attention(q, k, v, key_mask=mask, query_mask=mask, budget=8, noise=noise, return_info=True)
     assert (info.columns >= 0).sum(-1).tolist() == [[8, 8], [2, 2], [8, 8]]
     assert (info.pilots >= 0).sum(-1).tolist() == [[8, 8], [2, 2], [8, 8]]
     alone = module(q[:1], k[:1], v[:1], noise=tuple(u[:1] for u in noise))
@@ -69,7 +67,7 @@ def test_pilots_assume_that_padding_is_a_suffix() -> None:
     mask[200:, [0, 3, 8]] = True
     q, k, v = (copies(x, 400) for x in tensors(1, 1, 9))
     _, info = skein_attention(
-        q, k, v, key_mask=mask, query_mask=mask, num_samples=2, generator=generator(), return_info=True
+        q, k, v, key_mask=mask, query_mask=mask, budget=2, generator=generator(), return_info=True
     )
     for selected in (info.pilots, info.columns):
         assert set(selected[:200].unique().tolist()) == {5, 6, 7, 8}
@@ -81,7 +79,7 @@ def test_a_token_of_zeros_is_taken_for_padding() -> None:
     q, k, v = (x.detach() for x in tensors(1, 1, 6))
     for x in (q, k, v):
         x[:, :, [1, 4]] = 0
-    output, info = skein_attention(q, k, v, num_samples=6, generator=generator(), return_info=True)
+    output, info = skein_attention(q, k, v, budget=6, generator=generator(), return_info=True)
     torch.testing.assert_close(output, exact(q, k, v), rtol=1e-12, atol=1e-12)
     assert sorted(info.columns[0, 0].tolist()) == list(range(6))
     torch.testing.assert_close(output[0, 0, 1], v[0, 0].mean(0), rtol=1e-12, atol=1e-12)
@@ -91,7 +89,7 @@ def test_a_token_of_zeros_is_taken_for_padding() -> None:
 
 def test_the_same_pilots_for_all_heads_and_examples() -> None:
     q, k, v = tensors(4, 4, 200)
-    _, info = skein_attention(q, k, v, num_samples=10, generator=generator(), return_info=True)
+    _, info = skein_attention(q, k, v, budget=10, generator=generator(), return_info=True)
     for selected in (info.pilots, info.columns):
         sets = {tuple(sorted(row)) for row in selected.flatten(0, 1).tolist()}
         assert len(sets) == 16
@@ -101,9 +99,7 @@ def test_the_same_pilots_for_all_heads_and_examples() -> None:
 def test_the_gradient_of_a_duplicated_pilot_is_counted_once_per_copy(num_pilots: int) -> None:
     """Five rows and up to 64 pilots: every row is a pilot at most once, and its gradient that of exact attention."""
     q, k, v = tensors(1, 1, 5)
-    output, info = skein_attention(
-        q, k, v, num_samples=2, num_pilots=num_pilots, generator=generator(), return_info=True
-    )
+    output, info = skein_attention(q, k, v, budget=2, num_pilots=num_pilots, generator=generator(), return_info=True)
     pilots = info.pilots[0, 0][info.pilots[0, 0] >= 0]
     assert len(pilots) == len(pilots.unique()) == min(num_pilots, 5)
     rows = torch.zeros_like(output)

@@ -72,7 +72,7 @@ def test_the_kernel_is_called_in_a_form_that_gpus_take(row_norm: Any, masked: bo
     q, k, v = (x.detach().float() for x in tensors(2, 2, 16, p=8, p_v=6))
     mask = random_mask(2, 16, seed=1) if masked else None
     with NoHostSynchronization(), KernelCalls() as kernel:  # a mode that watches: the code that other devices run
-        skein_attention(q, k, v, key_mask=mask, query_mask=mask, num_samples=5, num_pilots=3, row_norm=row_norm)
+        skein_attention(q, k, v, key_mask=mask, query_mask=mask, budget=5, num_pilots=3, row_norm=row_norm)
     assert kernel.calls
     for query, keys, values, log_weight in kernel.calls:
         assert query.dim() == keys.dim() == values.dim() == 4
@@ -89,7 +89,7 @@ def test_the_general_path_equals_the_one_of_the_cpu() -> None:
     """A mode that watches sends `skein_attention` down the path of other devices."""
     q, k, v = tensors(2, 2, 40, p=8, p_v=8)
     mask = random_mask(2, 40, seed=1)
-    options = {"key_mask": mask, "query_mask": mask, "num_samples": 7, "num_pilots": 12}
+    options = {"key_mask": mask, "query_mask": mask, "budget": 7, "num_pilots": 12}
     results = []
     for path in (NoHostSynchronization(), nullcontext()):
         with path:

@@ -16,7 +16,7 @@ MASK = torch.ones(2, 7, dtype=torch.bool)
 
 
 def call_function(q: Any, k: Any, v: Any, **options: Any) -> Tensor:
-    return skein_attention(q, k, v, num_samples=3, **options)
+    return skein_attention(q, k, v, budget=3, **options)
 
 
 def call_module(name: str) -> Callable[..., Tensor]:
@@ -132,7 +132,7 @@ def test_head_width_of_a_module(name: str) -> None:
         module(Q, K, V)
 
 
-@pytest.mark.parametrize("name", ["num_samples", "num_pilots", "num_checks"])
+@pytest.mark.parametrize("name", ["budget", "num_pilots", "num_checks"])
 def test_counts(name: str) -> None:
     for value in (0, -1):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
@@ -235,14 +235,14 @@ def test_noise_for_a_method_that_takes_none() -> None:
 def test_noise_on_another_device() -> None:
     noise = SkeinNoise(torch.rand(2, 3, 5, device="meta"), torch.rand(2, 3, 7, device="meta"))
     with pytest.raises(ValueError, match="noise is not on cpu"):
-        skein_attention(Q, K, V, num_samples=3, noise=noise)
+        skein_attention(Q, K, V, budget=3, noise=noise)
 
 
 def test_noise_names_its_parts() -> None:
     noise = SkeinNoise(torch.rand(2, 3, 4), torch.rand(2, 3, 7))
     message = "noise has shapes [(2, 3, 4), (2, 3, 7)], expected [(2, 3, 5), (2, 3, 7)] (pilots, columns)"
     with pytest.raises(ValueError, match=re.escape(message)):
-        skein_attention(Q, K, V, num_samples=3, noise=noise)
+        skein_attention(Q, K, V, budget=3, noise=noise)
 
 
 def test_a_method_without_attend_cannot_be_made() -> None:

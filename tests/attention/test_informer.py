@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from skeinformer import build
-from skeinformer.attention import informer
-from skeinformer.attention.informer import Informer, _draw_keys_32, as_bits, draw_keys, measure_sparsity
+from skeinformer.attention.informer import Informer, measure_sparsity
+from skeinformer.kernels import drawn_keys
+from skeinformer.kernels.choice import plain_forms
+from skeinformer.kernels.drawn_keys import _draw_keys_32, as_bits, draw_keys
 from skeinformer.noise import from_generator, from_seed
 from tests.helpers import draw, exact, generator, gradients, lengths_mask, over_heads, random_mask, tensors
 from tests.reference_informer import MEASURES, prob_sparse
@@ -181,10 +183,10 @@ def test_heads_in_parts_measure_the_same(
     mask = lengths_mask([30, 11, 5, 0], 30)[:, None] if masked else None
     module = make("informer_mask", budget=9, sparsity=sparsity)
     u = torch.rand(4, 2, 40, generator=generator())
-    monkeypatch.setattr(informer, "SCORES", scores)
+    monkeypatch.setattr(drawn_keys, "SCORES", scores)
     by_head = measure_sparsity(q, k, mask, u, module.options, 0.5)
-    monkeypatch.setattr(informer, "plain_cpu", lambda x: False)
-    expected = measure_sparsity(q, k, mask, u, module.options, 0.5)
+    with plain_forms():
+        expected = measure_sparsity(q, k, mask, u, module.options, 0.5)
     torch.testing.assert_close(by_head, expected, rtol=1e-12, atol=1e-12)
 
 

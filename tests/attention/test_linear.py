@@ -59,7 +59,7 @@ def assert_same(output: Tensor, expected: Tensor, inputs: tuple[Tensor, ...]) ->
 def test_performer_is_the_transcription(case: str, num_features: int, scale: float | None) -> None:
     key_mask, query_mask = MASKS[case]
     q, k, v = tensors(2, 2, 6, 8, p_v=3, peak=2)
-    module = build("performer", head_dim=4, num_features=num_features, scale=scale)
+    module = build("performer", head_dim=4, budget=num_features, scale=scale)
     noise = draw(module, q, k)
     W = features_of(noise)
     expected = over_heads(
@@ -186,13 +186,13 @@ def test_error_falls_as_one_over_the_root_of_the_features() -> None:
 
 def test_budget_is_the_number_of_features() -> None:
     q, k, _ = tensors(1, 1, 5)
-    for options, m in (({"budget": 6}, 6), ({"budget": 6, "num_features": 9}, 9), ({}, 256)):
+    for options, m in (({"budget": 6}, 6), ({}, 256)):
         module = build("performer", head_dim=4, **options)
         noise = draw(module, q, k)
         assert noise.lengths.shape == (1, 1, m, 4)
         assert noise.directions.shape == (1, 1, math.ceil(m / 4), 4, 4)
-    with pytest.raises(ValueError, match="num_features must be at least 1, got 0"):
-        build("performer", head_dim=4, num_features=0)
+    with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
+        build("performer", head_dim=4, budget=0)
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5, math.nan])

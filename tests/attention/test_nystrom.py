@@ -51,7 +51,7 @@ def test_values_and_gradients(case: str, num_landmarks: int, iterations: int, sc
         key_mask,
         query_mask,
     )
-    module = build("nystromformer", head_dim=4, num_landmarks=num_landmarks, pinv_iterations=iterations, scale=scale)
+    module = build("nystromformer", head_dim=4, budget=num_landmarks, pinv_iterations=iterations, scale=scale)
     output = module(q, k, v, key_mask=key_mask, query_mask=query_mask)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-10)
     for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
@@ -139,7 +139,7 @@ def test_exact_where_an_example_has_no_more_keys_than_landmarks(dtype: torch.dty
     """Of examples with 30, 12 and 0 real keys those that fit are exact, whatever the inverse makes of them."""
     q, k, v = tensors(3, 2, 70, 30, p=8, dtype=dtype, peak=3)
     key_mask = lengths_mask([30, 12, 0], 30)[:, torch.randperm(30, generator=generator())]
-    module = build("nystromformer", head_dim=8, num_landmarks=num_landmarks, pinv_iterations=1)
+    module = build("nystromformer", head_dim=8, budget=num_landmarks, pinv_iterations=1)
     output = module(q, k, v, key_mask=key_mask)
     tolerance = 20 * torch.finfo(dtype).eps
     truth = dense_exact(q[:2], k[:2], v[:2], key_mask[:2])
@@ -295,8 +295,8 @@ def test_errors_of_the_convolution() -> None:
         build("nystromformer", head_dim=4, conv_kernel=3)
     with pytest.raises(ValueError, match="num_heads must be at least 1, got 0"):
         build("nystromformer", head_dim=4, conv_kernel=3, num_heads=0)
-    with pytest.raises(ValueError, match="num_landmarks must be at least 1, got 0"):
-        build("nystromformer", head_dim=4, num_landmarks=0)
+    with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
+        build("nystromformer", head_dim=4, budget=0)
     with pytest.raises(ValueError, match="pinv_iterations must be at least 1, got 0"):
         build("nystromformer", head_dim=4, pinv_iterations=0)
     q, k, v = tensors(1, 3, 5, 7)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from skeinformer.attention import pilots
-from skeinformer.attention.pilots import Pilots, Selection, compute_pilots, log_importance
+from skeinformer.attention.pilots import Pilots, compute_pilots, log_importance
+from skeinformer.attention.selection import Selection
 from skeinformer.attention.virtual_keys import VirtualKeys
+from skeinformer.kernels import pilots
 from skeinformer.kernels.rows import is_one_batch
 from tests.helpers import generator
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from skeinformer import skein_attention
-from skeinformer.attention.pilots import sample_without_replacement, uniform_rows
+from skeinformer.attention.selection import sample_without_replacement, uniform_rows
 from skeinformer.noise import from_generator, from_seed
 from tests import reference
 from tests.helpers import (
@@ -178,7 +178,7 @@ def test_columns_of_skeinformer_have_the_probabilities_of_equation_5(columns: st
     _, info = skein_attention(
         *(copies(x, DRAWS).float() for x in (q, k, v)),
         key_mask=copies(mask, DRAWS),
-        num_samples=2,
+        budget=2,
         num_pilots=6,
         columns=columns,
         generator=generator(6),
@@ -197,7 +197,7 @@ def test_columns_without_row_normalization_are_drawn_with_replacement() -> None:
     q, k, v = tensors(1, 1, 5, p=3, peak=2, seed=2)
     _, info = skein_attention(
         *(copies(x, DRAWS) for x in (q, k, v)),
-        num_samples=2,
+        budget=2,
         num_pilots=5,
         row_norm="none",
         generator=generator(6),
@@ -215,7 +215,7 @@ def test_pilots_are_uniform_and_different_for_every_head_and_example(masked: boo
     q, k, v = (copies(x, DRAWS).float() for x in tensors(1, 2, 6, p=2))
     mask = copies(torch.tensor([[True, False, True, True, True, True]]), DRAWS) if masked else None
     _, info = skein_attention(
-        q, k, v, query_mask=mask, num_samples=2, num_pilots=2, generator=generator(8), return_info=True, num_checks=1
+        q, k, v, query_mask=mask, budget=2, num_pilots=2, generator=generator(8), return_info=True, num_checks=1
     )
     real = [0, 2, 3, 4, 5] if masked else list(range(6))
     pairs = list(itertools.combinations(real, 2))
@@ -234,7 +234,7 @@ def test_pilots_and_columns_are_independent() -> None:
     """Uniform columns know nothing of the pilots."""
     q, k, v = (copies(x, DRAWS).float() for x in tensors(1, 1, 4, p=2))
     _, info = skein_attention(
-        q, k, v, num_samples=1, columns="uniform", generator=generator(9), return_info=True, num_checks=1
+        q, k, v, budget=1, columns="uniform", generator=generator(9), return_info=True, num_checks=1
     )
     same = (info.pilots == info.columns).double().mean().item()
     assert abs(same - 1 / 4) <= 4 * math.sqrt(3 / 16 / DRAWS)

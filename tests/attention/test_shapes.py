@@ -75,7 +75,7 @@ def assert_selection(index: Tensor, mask: Tensor | None, n: int, size: int, dist
 @hypothesis_settings(max_examples=150)
 @given(
     problem=problems(),
-    num_samples=SIZES,
+    budget=SIZES,
     num_pilots=SIZES,
     num_checks=SIZES,
     columns=st.sampled_from(["importance", "uniform"]),
@@ -84,7 +84,7 @@ def assert_selection(index: Tensor, mask: Tensor | None, n: int, size: int, dist
 )
 def test_skein_attention(
     problem: dict[str, Any],
-    num_samples: int,
+    budget: int,
     num_pilots: int,
     num_checks: int,
     columns: str,
@@ -98,7 +98,7 @@ def test_skein_attention(
         *inputs,
         key_mask=key_mask,
         query_mask=query_mask,
-        num_samples=num_samples,
+        budget=budget,
         num_pilots=num_pilots,
         num_checks=num_checks,
         columns=columns,
@@ -116,7 +116,7 @@ def test_skein_attention(
     for i, m in enumerate(counts(key_mask, n_k)):
         assert m > 0 or (output[i] == 0).all()
 
-    assert_selection(info.columns, key_mask, n_k, num_samples, distinct=row_norm != "none")
+    assert_selection(info.columns, key_mask, n_k, budget, distinct=row_norm != "none")
     if reuse_pilots or columns == "importance":
         assert_selection(info.pilots, query_mask, n, num_pilots)
     else:

@@ -88,7 +88,7 @@ def test_values_and_gradients_of_algorithm_1(options: dict[str, object], case: s
         v,
         key_mask=key_mask,
         query_mask=query_mask,
-        num_samples=3,
+        budget=3,
         num_pilots=num_pilots,
         generator=generator(1),
         return_info=True,
@@ -101,8 +101,8 @@ def test_values_and_gradients_of_algorithm_1(options: dict[str, object], case: s
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, msg=lambda text, x=name: f"{x}: {text}")
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 6, 30])
-def test_sample_sizes_and_an_explicit_scale(num_samples: int) -> None:
+@pytest.mark.parametrize("budget", [1, 2, 6, 30])
+def test_sample_sizes_and_an_explicit_scale(budget: int) -> None:
     options = OPTIONS[0]
     key_mask = query_mask = random_mask(2, 9, seed=5)
     q, k, v = tensors(2, 2, 9, p=4, p_v=2)
@@ -112,7 +112,7 @@ def test_sample_sizes_and_an_explicit_scale(num_samples: int) -> None:
         v,
         key_mask=key_mask,
         query_mask=query_mask,
-        num_samples=num_samples,
+        budget=budget,
         num_pilots=2,
         scale=0.9,
         generator=generator(2),
@@ -129,7 +129,7 @@ def test_log_probability_is_equation_5(case: str, num_pilots: int) -> None:
     q, k, v = tensors(2, 2, n, n_k, p=3, p_v=5, peak=4)
     masks = {"key_mask": key_mask, "query_mask": query_mask}
     _, info = skein_attention(
-        q, k, v, num_samples=3, num_pilots=num_pilots, generator=generator(1), return_info=True, **masks
+        q, k, v, budget=3, num_pilots=num_pilots, generator=generator(1), return_info=True, **masks
     )
 
     def one_head(Q: Tensor, K: Tensor, V: Tensor, keys: list[bool], queries: list[bool], at: tuple[int, int]) -> Tensor:
@@ -149,7 +149,7 @@ def test_uniform_columns_have_equal_probability(row_norm: str) -> None:
         k,
         v,
         key_mask=key_mask,
-        num_samples=3,
+        budget=3,
         columns="uniform",
         row_norm=row_norm,
         generator=generator(),
@@ -165,7 +165,7 @@ def test_pilots_are_absent_where_nothing_asks_for_them() -> None:
         q,
         k,
         v,
-        num_samples=3,
+        budget=3,
         num_pilots=4,
         columns="uniform",
         reuse_pilots=False,
@@ -178,7 +178,7 @@ def test_pilots_are_absent_where_nothing_asks_for_them() -> None:
 
 def test_pilots_default_to_the_number_of_samples() -> None:
     q, k, v = tensors(1, 1, 9)
-    _, info = skein_attention(q, k, v, num_samples=4, generator=generator(), return_info=True)
+    _, info = skein_attention(q, k, v, budget=4, generator=generator(), return_info=True)
     assert info.pilots.shape == (1, 1, 4)
     assert info.columns.shape == (1, 1, 4)
 
@@ -187,7 +187,7 @@ def test_a_value_of_zero_still_has_a_finite_probability() -> None:
     """Its key has mass in the normalizer, so it must be selectable: log p is low, not -inf."""
     q, k, v = (x.detach() for x in tensors(1, 1, 6))
     v[0, 0, 2] = 0
-    _, info = skein_attention(q, k, v, num_samples=6, generator=generator(), return_info=True)
+    _, info = skein_attention(q, k, v, budget=6, generator=generator(), return_info=True)
     others = info.log_probability[0, 0, [0, 1, 3, 4, 5]]
     assert torch.isfinite(info.log_probability).all()
     assert info.log_probability[0, 0, 2] < others.min() - 10
@@ -199,7 +199,7 @@ def test_a_value_of_zero_still_has_a_finite_probability() -> None:
 def test_half_precision_selects_in_float32(dtype: torch.dtype) -> None:
     """Peaked logits: probabilities below the smallest half-precision number must still be told apart."""
     q, k, v = (x.detach() for x in tensors(1, 2, 40, p=8, peak=60, dtype=dtype))
-    options = {"num_samples": 8, "num_pilots": 6, "return_info": True}
+    options = {"budget": 8, "num_pilots": 6, "return_info": True}
     _, info = skein_attention(q, k, v, generator=generator(3), **options)
     _, wide = skein_attention(q.double(), k.double(), v.double(), generator=generator(3), **options)
     assert info.log_probability.dtype == torch.float32
@@ -213,7 +213,7 @@ def test_all_columns_selected_is_exact_attention(options: dict[str, object]) -> 
     q, k, v = tensors(2, 2, 7, 9, p=3, p_v=5, peak=3)
     masks = {"key_mask": key_mask, "query_mask": query_mask}
     m = int(key_mask.sum(1).max())
-    output = skein_attention(q, k, v, num_samples=m, num_pilots=2, generator=generator(), **masks, **options)
+    output = skein_attention(q, k, v, budget=m, num_pilots=2, generator=generator(), **masks, **options)
     expected = exact(q, k, v, key_mask, query_mask)
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
     for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):

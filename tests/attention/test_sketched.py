@@ -95,13 +95,6 @@ def test_sampled_rows_are_exact_rows_scaled(sketch: str) -> None:
     assert (ratio > 0).all()
 
 
-def test_num_samples_wins_over_the_budget() -> None:
-    q, k, v = tensors(1, 1, 9)
-    module = build("sketched", head_dim=4, budget=3, num_samples=5)
-    assert draw(module, q, k)[0].shape == (1, 1, 9, 5)
-    assert module(q, k, v).shape == v.shape
-
-
 def test_options_of_the_sketch_are_passed_on() -> None:
     q, k, v = tensors(1, 1, 9)
     module = build("sketched", head_dim=4, budget=5, sketch="sparse_embedding", num_nonzeros=2)

@@ -7,17 +7,12 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.columns import merge_columns
-from skeinformer.attention.pilots import Selection, compute_pilots, log_importance
-from skeinformer.attention.skein import compress
-from skeinformer.attention.virtual_keys import (
-    VirtualKeys,
-    _attend_unfused,
-    attend,
-    attend_with_normalizer,
-    cat,
-    from_mask,
-    statistics_dtype,
-)
+from skeinformer.attention.pilots import compute_pilots, log_importance
+from skeinformer.attention.selection import Selection, sample_without_replacement
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, attend_with_normalizer, cat, from_mask
+from skeinformer.kernels import fused
+from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.fused import attend_unfused
 from tests.helpers import DTYPES, exact, generator, gradients, random_mask
 
 SCALE = 0.6
@@ -40,6 +35,13 @@ def weighted_set(
         rand(*leading, m, p_v, seed=seed + 1, dtype=dtype),
         log_weight.to(torch.float64 if dtype == torch.float64 else torch.float32),
     )
+
+
+def compress(pilot_queries: Tensor, source: VirtualKeys, d: int, u: Tensor, *, scale: float) -> VirtualKeys:
+    """d + 1 slots that answer queries like the pilots almost as `source` does: lines 3 to 10 for any weighted set."""
+    rows = torch.arange(pilot_queries.shape[-2]).expand(pilot_queries.shape[:-1])
+    pilots = compute_pilots(pilot_queries, Selection(rows, torch.ones_like(rows, dtype=torch.bool)), source, scale)
+    return merge_columns(source, sample_without_replacement(log_importance(pilots, source, scale), u, d))[1]
 
 
 def plain(query: Tensor, source: VirtualKeys) -> Tensor:
@@ -74,7 +76,7 @@ def test_unfused_path_is_the_fused_path(leading: tuple[int, ...], dtype: torch.d
     source = weighted_set(*leading, m=8, p_v=3, dtype=dtype)
     inputs = (query, source.keys, source.values)
     fused, fused_normalizer = attend_with_normalizer(query, source, SCALE)
-    output, normalizer = _attend_unfused(query, source, SCALE)
+    output, normalizer = attend_unfused(query, *source, SCALE)
     tolerance = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
     assert output.dtype == fused.dtype == dtype
     assert not normalizer.requires_grad
@@ -84,7 +86,7 @@ def test_unfused_path_is_the_fused_path(leading: tuple[int, ...], dtype: torch.d
         torch.testing.assert_close(ours, theirs, rtol=16 * tolerance["rtol"], atol=16 * tolerance["atol"])
 
 
-@pytest.mark.parametrize("path", [attend_with_normalizer, _attend_unfused])
+@pytest.mark.parametrize("path", [fused.attend_with_normalizer, attend_unfused])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_live_slot_gives_zero(path: object, dtype: torch.dtype) -> None:
     query = rand(2, 1, 3, 4, seed=1, dtype=dtype)
@@ -92,7 +94,7 @@ def test_no_live_slot_gives_zero(path: object, dtype: torch.dtype) -> None:
     log_weight = source.log_weight.clone()
     log_weight[1] = -torch.inf
     source = source._replace(log_weight=log_weight)
-    output, normalizer = path(query, source, SCALE)
+    output, normalizer = path(query, *source, SCALE)
     for result in (output, attend(query, source, SCALE)):
         assert (result[1] == 0).all()
         assert result[0].isfinite().all()
@@ -103,12 +105,12 @@ def test_no_live_slot_gives_zero(path: object, dtype: torch.dtype) -> None:
     assert normalizer.isfinite().all()
 
 
-@pytest.mark.parametrize("path", [attend_with_normalizer, _attend_unfused])
+@pytest.mark.parametrize("path", [fused.attend_with_normalizer, attend_unfused])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_of_1e4(path: object, dtype: torch.dtype) -> None:
     query, source = rand(1, 1, 6, 4, seed=1, dtype=dtype), weighted_set(1, 1, m=7, dtype=dtype)
     source = source._replace(keys=(source.keys.detach() * 1e4).to(dtype).clamp(-3e4, 3e4).requires_grad_())
-    output, normalizer = path(query, source, SCALE)
+    output, normalizer = path(query, *source, SCALE)
     assert normalizer.abs().max() > 1e4
     assert normalizer.isfinite().all()
     assert output.isfinite().all()
@@ -186,7 +188,7 @@ def test_log_weight_carries_no_gradient() -> None:
     query, source = rand(1, 1, 5, 4, seed=9), weighted_set(1, 1, m=6)
     log_weight = source.log_weight.clone().requires_grad_()
     source = source._replace(log_weight=log_weight)
-    for output in (attend(query, source, SCALE), _attend_unfused(query, source, SCALE)[0]):
+    for output in (attend(query, source, SCALE), attend_unfused(query, *source, SCALE)[0]):
         assert torch.autograd.grad(output.sum(), log_weight, allow_unused=True)[0] is None
 
 

@@ -5,9 +5,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from skeinformer.attention import merge, pilots, skein
-from skeinformer.attention.pilots import Pilots, Selection, log_column_squares
+from skeinformer.attention.pilots import Pilots, log_column_sums
+from skeinformer.attention.selection import Selection
 from skeinformer.attention.skein import skein_attention
+from skeinformer.kernels import merge, pilots
+from skeinformer.kernels.choice import plain_forms
 from tests.helpers import generator, gradients, random_mask, tensors
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -20,8 +22,7 @@ def both_ways(monkeypatch: pytest.MonkeyPatch, inputs: tuple[Tensor, ...], **opt
     for by_hand in (True, False):
         with monkeypatch.context() as patch:
             if not by_hand:
-                for module in (merge, skein):
-                    patch.setattr(module, "gradient_by_hand", lambda query, value: False)
+                patch.setattr(merge, "by_hand", lambda query, value: False)
             output = skein_attention(*inputs, generator=generator(3), **options)
             assert (type(output.grad_fn).__name__ == "_AttendMergedBackward") == (
                 by_hand and options.get("query_mask") is None
@@ -44,7 +45,7 @@ def test_by_hand_equals_autograd(
         inputs,
         key_mask=mask,
         query_mask=mask,
-        num_samples=7,
+        budget=7,
         num_pilots=5,
         row_norm=row_norm,
         reuse_pilots=reuse_pilots,
@@ -61,27 +62,26 @@ def test_layouts_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
     for by_hand in (True, False):
         with monkeypatch.context() as patch:
             if not by_hand:
-                for module in (merge, skein):
-                    patch.setattr(module, "gradient_by_hand", lambda query, value: False)
+                patch.setattr(merge, "by_hand", lambda query, value: False)
             q, k, v = (x.transpose(1, 2) for x in packed.unbind(2))
-            output = skein_attention(q, k, v, num_samples=6, num_pilots=4, generator=generator(1))
+            output = skein_attention(q, k, v, budget=6, num_pilots=4, generator=generator(1))
             results.append(torch.autograd.grad(output.sum(), packed)[0])
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
 def test_only_what_needs_a_gradient_gets_one() -> None:
     q, k, v = tensors(1, 2, 20, p=4, p_v=4)
-    output = skein_attention(q.detach(), k, v.detach(), num_samples=4, num_pilots=3, generator=generator(0))
+    output = skein_attention(q.detach(), k, v.detach(), budget=4, num_pilots=3, generator=generator(0))
     (alone,) = torch.autograd.grad(output.sum(), k)
-    output = skein_attention(q, k, v, num_samples=4, num_pilots=3, generator=generator(0))
+    output = skein_attention(q, k, v, budget=4, num_pilots=3, generator=generator(0))
     assert torch.equal(alone, torch.autograd.grad(output.sum(), (q, k, v))[1])
     with torch.no_grad():
-        assert not skein_attention(q, k, v, num_samples=4).requires_grad
+        assert not skein_attention(q, k, v, budget=4).requires_grad
 
 
 def test_a_second_derivative_is_refused_in_words() -> None:
     q, k, v = tensors(1, 2, 20, p=4, p_v=4)
-    output = skein_attention(q, k, v, num_samples=4, num_pilots=3)
+    output = skein_attention(q, k, v, budget=4, num_pilots=3)
     (first,) = torch.autograd.grad(output.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
@@ -93,7 +93,7 @@ def test_a_checkpoint_that_draws_anew_gives_the_gradient_of_one_draw(num_pilots:
     inputs = tensors(1, 2, 40, p=4, p_v=4)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, draws: torch.Generator) -> Tensor:
-        return skein_attention(q, k, v, num_samples=4, num_pilots=num_pilots, generator=draws)
+        return skein_attention(q, k, v, budget=4, num_pilots=num_pilots, generator=draws)
 
     checked = gradients(checkpoint(attend, *inputs, generator(3), use_reentrant=False).sum(), inputs)
     draws = generator(3)
@@ -106,7 +106,7 @@ def test_whatever_backward_needs_is_seen_by_hooks() -> None:
     """Hooks that move saved tensors elsewhere get them all, also what was drawn: the graph itself holds none."""
     q, k, v = tensors(1, 1, 40, p=4, p_v=4)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        output = skein_attention(q, k, v, num_samples=4, num_pilots=3)
+        output = skein_attention(q, k, v, budget=4, num_pilots=3)
     held = [x for x in vars(output.grad_fn).values() if isinstance(x, Tensor | tuple)]
     assert held == []
 
@@ -121,7 +121,7 @@ def test_nothing_of_size_n_times_d_is_saved() -> None:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        skein_attention(q, k, v, num_samples=d, num_pilots=d)
+        skein_attention(q, k, v, budget=d, num_pilots=d)
     assert max(sizes) == n * 8
 
 
@@ -137,9 +137,9 @@ def test_column_weights_in_pieces_are_those_of_the_fused_call(
     rows = Selection(torch.zeros(2, 3, 6, dtype=torch.long), live)
     held = Pilots(rows, queries, queries, 30 * torch.rand(2, 3, 6, generator=generator(2)).to(dtype))
     monkeypatch.setattr(pilots, "CACHED", 1)
-    in_pieces = log_column_squares(held, keys, 0.5)
-    monkeypatch.setattr(pilots, "plain_cpu", lambda x: False)
-    fused = log_column_squares(held, keys, 0.5)
+    in_pieces = log_column_sums(held, keys, 0.5, power=2)
+    with plain_forms():
+        fused = log_column_sums(held, keys, 0.5, power=2)
     some = live.any(-1)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(in_pieces[some], fused[some], rtol=tolerance, atol=tolerance)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from skeinformer.attention import build
-from skeinformer.kernels.rows import _moves_whole_rows, add_rows_, batches, gather_rows, pieces, plain_cpu, write_rows_
+from skeinformer.kernels.choice import at_hand
+from skeinformer.kernels.rows import _moves_whole_rows, add_rows_, batches, gather_rows, pieces, write_rows_
 from tests.helpers import generator, random_mask, tensors
 
 LAYOUTS = ("dense", "heads last", "packed", "odd offset", "narrow", "reversed")
@@ -83,7 +84,7 @@ def test_function_transforms_take_the_general_way() -> None:
     seen = []
 
     def one(x: Tensor, index: Tensor) -> Tensor:
-        seen.append(plain_cpu(x))
+        seen.append(at_hand(x))
         return gather_rows(x, index)
 
     assert torch.equal(torch.func.vmap(one)(x, index), gather_rows(x, index))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from skeinformer import build
-from skeinformer.attention.block_sparse import BigBird, block_sparse_attention
-from skeinformer.attention.pilots import Selection
+from skeinformer.attention.bigbird import BigBird
+from skeinformer.attention.block_sparse import block_sparse_attention
+from skeinformer.attention.selection import Selection
 from tests.helpers import generator, lengths_mask
 
 pytestmark = pytest.mark.peers
@@ -65,7 +66,7 @@ def ours(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, random: Tensor) -> Tenso
     module = build("bigbird", head_dim=P, block_size=SIZE, num_random=RANDOM)
     assert isinstance(module, BigBird)
     noise = torch.full((*q.shape[:3], RANDOM), 0.5)
-    pattern = module.pattern(q, mask[:, None], (noise,))
+    pattern = module.pattern(q, mask[:, None], (noise,), module.options)
     given = torch.nn.functional.pad(random, (0, 0, 1, 1)).expand(len(q), -1, -1, -1)  # (b, h, nb, r)
     index = torch.cat([pattern.blocks.indices[..., :3], given], -1)
     live = torch.cat([pattern.blocks.live[..., :3], torch.ones_like(given, dtype=torch.bool)], -1)

@@ -128,7 +128,7 @@ def test_models_of_other_kinds(kind: str, folder: str, tmp_path: Path) -> None:
         (["--length", "0"], "length must be at least 1"),
         (["--tolerance", "-1", "--length", "40"], "tolerance must be above 0"),
         (["--text", "nowhere.txt"], "there is no nowhere.txt"),
-        (["--length", "40", "--samples", "64", "--methods", "cluster"], "no more keys than samples"),
+        (["--length", "40", "--samples", "64", "--methods", "cluster"], "no more keys than the budget"),
     ],
 )
 def test_errors_of_the_user(

@@ -1,0 +1,147 @@
+"""The frame: a method is one file and one row; `certify` for all; options once; check rows decide nothing."""
+
+import inspect
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from skeinformer import METHODS, build, cluster_attention, skein_attention
+from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.cluster import Cluster, ClusterNoise, rows_of_metric
+from skeinformer.attention.inputs import Inputs
+from skeinformer.attention.skein import Skeinformer
+from tests.helpers import (
+    EXACT,
+    VARIANTS,
+    dense_exact,
+    draw,
+    generator,
+    inputs_for,
+    masks_for,
+    random_mask,
+    relative_error,
+    tensors,
+)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_certify_returns_what_a_call_returns_and_an_error(name: str) -> None:
+    inputs = inputs_for(name, 2, 2, 40)
+    module, mask = VARIANTS[name].build(budget=5, seed=3).eval(), random_mask(2, 40)
+    masks = masks_for(name, mask, mask)
+    output, info = module.certify(*inputs, **masks)
+    assert torch.equal(output, module(*inputs, **masks))
+    assert info.error.shape == info.error_se.shape == (2, 2)
+    assert info.error.isfinite().all()
+    again = module.certify(*inputs, **masks)[1]
+    assert torch.equal(info.error, again.error)  # with a seed the check rows are the same too
+    if name in EXACT and EXACT[name] == 0:
+        assert info.error.max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["vmean", "performer", "nystromformer", "linformer", "informer", "bigbird"])
+def test_the_estimate_without_pilots_is_the_error(name: str) -> None:
+    """The mean square over draws of check rows is that of all rows; here within four standard errors."""
+    q, k, v = (x.detach() for x in tensors(1, 2, 200, p=4))
+    module = VARIANTS[name].build(budget=16, max_len=200)
+    noise = draw(module, q, k)
+    squares = []
+    for seed in range(60):
+        torch.manual_seed(seed)
+        # noise from a generator, then the check rows from the same: the output differs, so noise is given by copies
+        output, info = module.certify(q, k, v, noise=noise) if noise is None else _with_checks(module, (q, k, v), noise)
+        squares.append(info.error.square())
+    truth = relative_error(output, dense_exact(q, k, v)).square()
+    found = torch.stack(squares)
+    spread = found.std(0) / len(squares) ** 0.5
+    assert ((found.mean(0) - truth).abs() < 4 * spread + 0.02 * truth).all()
+
+
+def _with_checks(module: Attention, inputs: tuple[Tensor, ...], noise: Any) -> tuple[Tensor, Any]:
+    """`certify` with given noise and fresh check rows."""
+    from skeinformer.attention.base import certificate, run
+    from skeinformer.attention.inputs import prepare
+    from skeinformer.noise import from_generator
+
+    prepared = prepare(*inputs)
+    output, trace = run(module.attend, prepared, noise)
+    rand = from_generator(tuple(inputs[0].shape[:2]))
+    return output, certificate(type(module), module.options, prepared, output, trace, rand, 32)
+
+
+@pytest.mark.parametrize("n", [128, 160, 200])
+@pytest.mark.parametrize("num_checks", [32, 80])
+@pytest.mark.parametrize("masked", [False, True])
+def test_check_rows_decide_nothing(n: int, num_checks: int, masked: bool) -> None:
+    """Changing the queries of all check rows changes no other row of the output, also where rows are few."""
+    q, k, v = (x.detach() for x in tensors(1, 2, n, p=32))
+    mask = random_mask(1, n, share=0.9) if masked else None
+    noise = ClusterNoise(*(torch.rand(1, 2, n, generator=generator(seed)) for seed in (1, 2)))
+    options: dict[str, Any] = {"key_mask": mask, "query_mask": mask, "noise": noise, "budget": 16}
+    before = cluster_attention(q, k, v, **options)
+    ranks = noise.pilots if mask is None else noise.pilots.where(mask[:, None], -1)
+    _, spent = rows_of_metric(noise.pilots, None if mask is None else mask[:, None], 16, 4 * 32)
+    last = 16 + min(num_checks, int((n if mask is None else mask.sum()) - 16 - spent.min()))
+    checks = ranks.argsort(-1, descending=True)[..., 16:last]  # (1, 2, checks)
+    assert checks.shape[-1] >= 20
+    added = torch.ones(1, 2, checks.shape[-1], 32, dtype=q.dtype)
+    changed = q.scatter_add(-2, checks[..., None].expand_as(added), added)
+    after = cluster_attention(changed, k, v, **options)
+    same = torch.ones(1, 2, n, dtype=torch.bool).scatter(-1, checks, False)
+    assert torch.equal(before[same], after[same])
+
+
+@pytest.mark.parametrize(("function", "kind"), [(skein_attention, Skeinformer), (cluster_attention, Cluster)])
+def test_function_and_module_share_their_options(function: Any, kind: type[Attention]) -> None:
+    parameters = inspect.signature(function).parameters
+    for option, default in kind.Options._field_defaults.items():
+        assert parameters[option].default == default
+    assert function.__doc__
+    q, k, v = tensors(1, 2, 30)
+    name = next(name for name, row in METHODS.items() if row.make is kind and not row.options)
+    module = build(name, head_dim=4)
+    torch.testing.assert_close(
+        function(q, k, v, generator=generator(0)), module(q, k, v, generator=generator(0)), rtol=0, atol=0
+    )
+    with pytest.raises(TypeError, match="did you mean 'budget'"):
+        function(q, k, v, num_samples=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("bigbird", "block_size"), ("longformer", "window"), ("sparse_transformer", "stride"), ("reformer", "chunk_size")],
+)
+def test_two_names_for_one_size_are_an_error(name: str, size: str) -> None:
+    with pytest.raises(ValueError, match=f"budget=8 and {size}=2 both set the size"):
+        build(name, head_dim=4, budget=8, **{size: 2})
+    build(name, head_dim=4, **{size: 2})
+
+
+class ToyOptions(NamedTuple):
+    """The options of the toy."""
+
+    budget: int = 256
+    power: float = 1.0
+
+
+class Toy(Attention):
+    """The mean of the first d values, times a power: a method of one file."""
+
+    Options = ToyOptions
+
+    @staticmethod
+    def compute(inputs: Inputs, noise: None, options: ToyOptions) -> tuple[Tensor, Trace]:
+        mean = inputs.value[..., : options.budget, :].mean(-2, keepdim=True)
+        return options.power * mean.expand_as(inputs.query), Trace()
+
+
+def test_a_method_of_one_file_works_in_the_frame() -> None:
+    q, k, v = tensors(2, 2, 9)
+    module = Toy(head_dim=4, budget=3, power=2.0)
+    torch.testing.assert_close(module(q, k, v), 2 * v[:, :, :3].mean(2, keepdim=True).expand_as(q))
+    assert module.certify(q, k, v)[1].error.shape == (2, 2)
+    assert repr(module) == "Toy(head_dim=4, budget=3, power=2.0)"
+    with pytest.raises(TypeError, match="Toy has no option 'powers'; did you mean 'power'"):
+        Toy(head_dim=4, powers=2.0)
