@@ -1,6 +1,6 @@
 """Embed a long document with exact and with sketched attention: the cosine between the two, and the time.
 
-    python examples/long_document.py [TEXT] [--model MODEL] [--tokens 4096] [--samples 256]
+    python examples/long_document.py [TEXT] [--model MODEL] [--tokens 4096] [--budget 256]
 
 TEXT is a .txt or .parquet file, by default the Python language reference; MODEL a BERT-style model by name or folder,
 by default MiniLM, an embedding model. It has 512 positions, which begin again after every 512 tokens; the embedding is
@@ -39,15 +39,15 @@ def main() -> None:
     parser.add_argument("text", nargs="?", help="a .txt or .parquet file; default: the Python language reference")
     parser.add_argument("--model", help="a BERT-style model, by name or folder; default: MiniLM")
     parser.add_argument("--tokens", type=int, default=4096, help="the most tokens to take")
-    parser.add_argument("--samples", type=int, default=256, help="d")
+    parser.add_argument("--budget", type=int, default=256, help="d")
     arguments = parser.parse_args()
 
     pretrained = load_model(arguments.model)
     tokens = tokenize(pretrained, load_text(arguments.text), arguments.tokens)
     exact, seconds = embed(pretrained, tokens)
-    print(f"{tokens.shape[1]} tokens, d = {arguments.samples}\n")
+    print(f"{tokens.shape[1]} tokens, d = {arguments.budget}\n")
     print(f"exact          {seconds:6.2f} s")
-    huggingface.register(num_samples=arguments.samples, num_pilots=min(32, arguments.samples))
+    huggingface.register(budget=arguments.budget, num_pilots=min(32, arguments.budget))
     for name in ("skein", "skein-cluster"):
         pretrained.model.set_attn_implementation(name)
         embedding, seconds = embed(pretrained, tokens)

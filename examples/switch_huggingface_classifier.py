@@ -1,6 +1,6 @@
 """Switch a Hugging Face classifier to sketched attention, and look at what that changes.
 
-    python examples/switch_huggingface_classifier.py [--tiny] [--tokens 2048] [--samples 128]
+    python examples/switch_huggingface_classifier.py [--tiny] [--tokens 2048] [--budget 128]
 
 The model is BertForSequenceClassification with the weights of MiniLM where they are installed, else (or with --tiny) a
 small one of random weights; its head is not trained, so that the probabilities only show how far they move. The texts
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A Hugging Face classifier with exact and with sketched attention.")
     parser.add_argument("--tiny", action="store_true", help="a small model of random weights")
     parser.add_argument("--tokens", type=int, default=2048, help="n, the length of a text")
-    parser.add_argument("--samples", type=int, default=128, help="d")
+    parser.add_argument("--budget", type=int, default=128, help="d")
     arguments = parser.parse_args()
     n = arguments.tokens
 
@@ -65,9 +65,9 @@ def main() -> None:
     model.eval()
 
     exact, seconds = classify(model, inputs)
-    print(f"{TEXTS} texts of {n} tokens, d = {arguments.samples}\n")
+    print(f"{TEXTS} texts of {n} tokens, d = {arguments.budget}\n")
     print(f"exact          {1000 * seconds:6.0f} ms")
-    huggingface.register(num_samples=arguments.samples, num_pilots=min(32, arguments.samples))
+    huggingface.register(budget=arguments.budget, num_pilots=min(32, arguments.budget))
     for name in ("skein", "skein-cluster"):
         model.set_attn_implementation(name)
         with huggingface.watch() as layers:

@@ -1,8 +1,5 @@
 """Sketched self-attention: softmax attention over long sequences in linear time, with a measured error."""
 
-from importlib import import_module
-from typing import Any
-
 from skeinformer import nn
 from skeinformer.attention import (
     METHODS,
@@ -16,6 +13,7 @@ from skeinformer.attention import (
     cluster_attention,
     skein_attention,
 )
+from skeinformer.compare import compare
 from skeinformer.nn.convert import Conversion, convert, restore
 from skeinformer.sketch import SKETCHES, Sketch, draw
 
@@ -41,10 +39,3 @@ __all__ = [
     "restore",
     "skein_attention",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """`compare` is no part of the core: it is imported when it is asked for."""
-    if name == "compare":
-        return import_module("skeinformer.compare").compare
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

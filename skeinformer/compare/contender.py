@@ -1,11 +1,16 @@
-"""Contenders: a name of METHODS or RIVALS with options, as the command line writes them, and as a reader calls them.
+"""Contenders: a name of OFFERED with options, as the command line writes them, and as a reader calls them.
 
-`skeinformer:num_pilots=32` is Skeinformer with 32 pilots; `sketched:sketch=srht,side=rows` has two options. The budget
-d, the head width, the longest sequence and the seed belong to the experiment and are not options of a contender.
+`skeinformer:num_pilots=32` is Skeinformer with 32 pilots; `sketched:sketch=srht,side=rows` has two options. The head
+width, the longest sequence and the seed belong to the experiment and are not options of a contender. The budget d is
+the experiment's too, unless the contender has one of its own: `cluster:budget=16`.
 """
 
-from collections.abc import Iterable
+import importlib
+import sys
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,39 +20,11 @@ from skeinformer.registry import lookup
 
 Option = int | float | bool | str
 
-OFFERED: dict[str, Method] = dict(METHODS)  # by name; `offer` adds to them
+OFFERED: ChainMap[str, Method] = ChainMap({}, METHODS)  # by name; `offer` adds to them, and leaves METHODS alone
 
-OF_THE_EXPERIMENT = ("head_dim", "max_len", "budget", "seed")
-WITHOUT_BUDGET = {"softmax", "softmax_dropout", "vmean", "linear_transformer"}
-# options that fix the size which the budget would otherwise decide
-INSTEAD_OF_BUDGET = {
-    "num_samples",
-    "num_features",
-    "num_landmarks",
-    "factor",
-    "block_size",
-    "window",
-    "stride",
-    "num_blocks",
-    "chunk_size",
-}
-LABELS = {
-    "softmax": "Standard",
-    "softmax_dropout": "Standard, dropout",
-    "vmean": "V-mean",
-    "bigbird": "Big Bird",
-    "blockbert": "BlockBERT",
-    "linformer_jlt": "Linformer, unreduced JLT",
-    "informer_mask": "Informer, padding mask",
-    "skeinformer_uniform": "Skeinformer, uniform sampling",
-    "skeinformer_no_norm": "Skeinformer, no row normalization",
-    "skeinformer_simple_norm": "Skeinformer, simple row normalization",
-    "skeinformer_no_reuse": "Skeinformer, no pilot reutilization",
-    "cluster": "Cluster sketch",
-    "sparse_transformer": "Sparse Transformer",
-    "linear_transformer": "Linear Transformer",
-    "wildcat": "WildCat",
-    "hyperattention": "HyperAttention",
+OF_THE_EXPERIMENT = ("head_dim", "max_len", "seed")
+# of families of SKETCHES whose name is not what a reader calls them
+SKETCH_LABELS = {
     "srht": "SRHT",
     "subsampling": "sub-sampling",
     "subsampling_without": "sub-sampling without replacement",
@@ -74,8 +51,42 @@ class Contender:
     @property
     def label(self) -> str:
         """What a reader calls it, without d: "Skeinformer, 32 pilots"."""
-        name = LABELS.get(self.method, self.method.replace("_", " ").capitalize())
+        row = OFFERED.get(self.method)
+        name = self.method.replace("_", " ").capitalize() if row is None else row.label
         return ", ".join([name, *(_described(option, value) for option, value in self.options)])
+
+    def settings(self, budget: int | None) -> tuple[int | None, dict[str, Any]]:
+        """The budget to build it with, and its other options. An option that gives the size leaves no budget."""
+        options: dict[str, Any] = dict(self.options)
+        own: int | None = options.pop("budget", None)
+        return (own if self.has_size() else budget), options
+
+    def has_size(self) -> bool:
+        """Do its own options give the size that the experiment's budget would else decide?"""
+        row = OFFERED.get(self.method)
+        sizes = ("budget", *(() if row is None else row.make.sizes))
+        return any(name in sizes for name, _ in self.options)
+
+
+def offer(module_name: str) -> None:
+    """Add the rows of METHODS in that module to OFFERED. It is looked for in the current folder too."""
+    here = str(Path.cwd())
+    if "" not in sys.path and here not in sys.path:
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"cannot import the contenders' module {module_name!r}: {error}; name it as in an import, studies.rivals "
+            "for studies/rivals.py in the current folder"
+        ) from error
+    rows = getattr(module, "METHODS", None)
+    if not isinstance(rows, Mapping) or not all(isinstance(row, Method) for row in rows.values()):
+        raise ValueError(f"{module_name!r} has no METHODS, a dict of name to Method, as studies.rivals has")
+    for name, row in rows.items():
+        if OFFERED.get(name, row) is not row:
+            raise ValueError(f"{module_name!r} has a method called {name!r}, and so have we; give it another name")
+    OFFERED.update(rows)
 
 
 def parse(spec: str) -> Contender:
@@ -116,9 +127,8 @@ def build_contender(
 
     With a seed torch's global random state stays as it was. `budget` may be None where `has_budget` is False.
     """
-    options: dict[str, Any] = {**dict(contender.options), "head_dim": head_dim, "max_len": max_len, "seed": seed}
-    if budget is not None:
-        options["budget"] = budget
+    budget, own = contender.settings(budget)
+    options: dict[str, Any] = {**own, "head_dim": head_dim, "max_len": max_len, "seed": seed, "budget": budget}
     if seed is None:
         return build(contender.method, table=OFFERED, **options).eval()
     with torch.random.fork_rng(devices=[]):
@@ -127,9 +137,9 @@ def build_contender(
 
 
 def has_budget(contender: Contender) -> bool:
-    """Does the budget d change anything? Not for exact attention or V-mean, nor where an option gives the size."""
-    fixed = any(name in INSTEAD_OF_BUDGET for name, _ in contender.options)
-    return contender.method not in WITHOUT_BUDGET and not fixed
+    """Does the experiment's budget change anything? Not for V-mean, nor where an option gives the size."""
+    row = OFFERED.get(contender.method)
+    return row is not None and row.has_budget and not contender.has_size()
 
 
 def _read(text: str) -> Option:
@@ -153,5 +163,5 @@ def _described(option: str, value: Option) -> str:
     if isinstance(value, bool):
         return words if value else f"no {words}"
     if option == "sketch":
-        return LABELS.get(str(value), str(value).replace("_", " "))
+        return SKETCH_LABELS.get(str(value), str(value).replace("_", " "))
     return f"{value} {words.removeprefix('num ')}" if words.startswith("num ") else f"{words} {value}"

@@ -15,8 +15,8 @@ from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.exact import Softmax
 from skeinformer.compare.contender import Contender, has_budget
 from skeinformer.compare.measure import frobenius_error, interleaved, quartiles, ratio
+from skeinformer.compare.record import Record
 from skeinformer.kernels.choice import statistics_dtype
-from skeinformer.lab.records import Record
 
 Needed = list[int | None]  # d of a whole layer, then of each head
 SCORES_AT_ONCE = 2**24  # of the rows whose entropy is taken
@@ -27,8 +27,8 @@ class Plan:
     """What is compared, and how."""
 
     contender: Contender
-    samples: int
-    """The budget d."""
+    budget: int
+    """d."""
     tolerance: float
     """A layer with a relative error of at most this is safe."""
     rounds: int
@@ -55,9 +55,10 @@ class Call:
         """(b, h, n, p_v)."""
         return _heads([attention(query, self.key, self.value, **self._masks()) for query in self._queries()])
 
-    def certify(self, attention: Any) -> tuple[Tensor, Tensor]:
+    def certify(self, attention: Attention) -> tuple[Tensor, Tensor]:
         """The same output, and its error as the method estimates it, (b, h)."""
-        found = [attention.certify(query, self.key, self.value, **self._masks()) for query in self._queries()]
+        masks: dict[str, Any] = self._masks()
+        found = [attention.certify(query, self.key, self.value, **masks) for query in self._queries()]
         return _heads([output for output, _ in found]), _heads([info.error for _, info in found])
 
     def repeated(self) -> "Call":
@@ -115,9 +116,9 @@ def measure_call(call: Call, plan: Plan) -> list[Record]:
     query, key, value = (x.to(dtype) for x in (full.query, full.key, full.value))
     truth: Tensor = exact(query, key, value, key_mask=call.key_mask, query_mask=call.query_mask)
     norm = frobenius_error(torch.zeros_like(truth), truth, call.query_mask)  # (b, h)
-    attention = call.make(plan.samples)
+    attention = call.make(plan.budget)
     true, estimated = measure_errors(call, attention, truth, norm)
-    needed, by_estimate = samples_needed(call, plan, truth, norm, (true, estimated))
+    needed, by_estimate = budgets_needed(call, plan, truth, norm, (true, estimated))
     entropy = mean_entropy(full, plan.entropy_rows)
     seconds = interleaved({"exact": lambda: full.run(exact), "sketched": lambda: call.run(attention)}, plan.rounds)
     share = ratio(seconds["sketched"], seconds["exact"])
@@ -136,10 +137,8 @@ def measure_call(call: Call, plan: Plan) -> list[Record]:
         "ratio_q25": share.q25,
         "ratio_q75": share.q75,
     }
-
-    estimates = [None] * (1 + len(entropy)) if estimated is None else estimated.all()
     entropies = [sum(entropy) / len(entropy), *entropy]
-    columns = zip(true.all(), estimates, entropies, needed, by_estimate, strict=True)
+    columns = zip(true.all(), estimated.all(), entropies, needed, by_estimate, strict=True)
     return [
         {
             **common,
@@ -149,47 +148,43 @@ def measure_call(call: Call, plan: Plan) -> list[Record]:
             "entropy": nats,
             **(dict.fromkeys(time) if head else time),
             "safe": error <= plan.tolerance,
-            "samples_needed": least,
-            "samples_estimated": chosen,
+            "budget_needed": least,
+            "budget_estimated": chosen,
         }
         for head, (error, estimate, nats, least, chosen) in enumerate(columns)
     ]
 
 
-def measure_errors(call: Call, attention: Attention, truth: Tensor, norm: Tensor) -> tuple[Missed, Missed | None]:
-    """The true error of the method's output, and its own estimate where it has one."""
-    if not hasattr(attention, "certify"):
-        return Missed(frobenius_error(call.run(attention), truth, call.query_mask), norm), None
+def measure_errors(call: Call, attention: Attention, truth: Tensor, norm: Tensor) -> tuple[Missed, Missed]:
+    """The true error of the method's output, and its own estimate."""
     output, error = call.certify(attention)
     return Missed(frobenius_error(output, truth, call.query_mask), norm), Missed(error.double() * norm, norm)
 
 
-def samples_needed(
-    call: Call, plan: Plan, truth: Tensor, norm: Tensor, at_budget: tuple[Missed, Missed | None]
+def budgets_needed(
+    call: Call, plan: Plan, truth: Tensor, norm: Tensor, at_budget: tuple[Missed, Missed]
 ) -> tuple[Needed, Needed]:
     """The smallest d whose true error meets the tolerance, and the one that the method's estimate alone would choose.
 
     Of the powers of two and the budget, and for what is not safe at the budget of those above it. Each of the whole
     layer, then of its heads. Where no d below the number of real keys will do, that number if the method is exact
-    there, else None; None too for a method that has no budget, or no estimate.
+    there, else None; None too for a method that has no budget.
     """
-    true, estimated = at_budget
-    needed: Needed = [None] * len(true.all())
+    errors = at_budget[0].all()
+    needed: Needed = [None] * len(errors)
     chosen: Needed = list(needed)
     if not has_budget(plan.contender):
         return needed, chosen
-    least = [1 if error <= plan.tolerance else plan.samples for error in true.all()]
+    least = [1 if error <= plan.tolerance else plan.budget for error in errors]
     keys = call.key.shape[-2] if call.key_mask is None else int(call.key_mask.sum(-1).max())
-    for d in sorted({plan.samples, *(2**i for i in range(keys.bit_length()))}):
-        if d >= keys or (None not in needed and (estimated is None or None not in chosen)):
+    for d in sorted({plan.budget, *(2**i for i in range(keys.bit_length()))}):
+        if d >= keys or None not in (*needed, *chosen):
             break
-        true, estimate = at_budget if d == plan.samples else measure_errors(call, call.make(d), truth, norm)
+        true, estimated = at_budget if d == plan.budget else measure_errors(call, call.make(d), truth, norm)
         needed = _first(needed, true.all(), d, plan.tolerance, least)
-        if estimate is not None:
-            chosen = _first(chosen, estimate.all(), d, plan.tolerance)
+        chosen = _first(chosen, estimated.all(), d, plan.tolerance)
     if METHODS[plan.contender.method].exact_from == 1:
-        needed = [old or keys for old in needed]
-        chosen = [old or keys for old in chosen] if estimated is not None else chosen
+        return [old or keys for old in needed], [old or keys for old in chosen]
     return needed, chosen
 
 

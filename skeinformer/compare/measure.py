@@ -1,4 +1,4 @@
-"""Time, memory and error, each measured in one way for every method.
+"""Time and error, each measured in one way for every method.
 
 `approx` and `exact` are attention outputs of shape (b, h, n, p); errors come per example and head, in float64.
 """

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from skeinformer.compare.record import Record
 from skeinformer.kernels.rows import masked_mean
-from skeinformer.lab.records import Record
 
 # of what a model returns by name; the first one there is the main one
 NAMES = ("last_hidden_state", "logits", "pooler_output")

@@ -4,20 +4,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from skeinformer.compare.contender import Contender, has_budget, parse
+from skeinformer.compare.contender import OFFERED, Contender, has_budget, parse
 from skeinformer.compare.inputs import call_model, real_rows, seeded, warn_of_padding
 from skeinformer.compare.layers import Call, Plan, Side, measure_call
 from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.compare.outputs import compare_outputs, tensors_of
+from skeinformer.compare.record import Record, Value, machine
 from skeinformer.compare.result import Comparison
+from skeinformer.compare.text import verdicts
 from skeinformer.compare.torch_models import TorchLayers
-from skeinformer.lab.records import Record, Value, machine
-from skeinformer.lab.report.compare import verdicts
 from skeinformer.nn.convert import attention_layers, preserved
 from skeinformer.registry import check_count, check_number
 
@@ -29,7 +30,7 @@ def compare(
     inputs: Any,
     method: str = "skeinformer",
     *,
-    budget: int = 256,
+    budget: int | None = None,
     tolerance: float = 0.3,
     rounds: int = 5,
     entropy_rows: int = 256,
@@ -47,7 +48,7 @@ def compare(
     model: one with `torch.nn.MultiheadAttention` or `skeinformer.nn.MultiheadAttention`, or one of transformers, or a
     module that holds some; it is run in evaluation mode without gradients and left as it was. inputs: a dict of
     arguments, a tuple of them, or a single one. method: a name of METHODS, as in "skeinformer:num_pilots=32", with its
-    `options`; `budget` is d.
+    `options`; `budget` is d, None the method's own. Layer i draws by `seed * 1009 + i`.
 
     Per layer and head, on the queries, keys and values of the exact run: the true relative error, the method's own
     estimate of it, the mean entropy of `entropy_rows` attention rows, the time of both in interleaved rounds, and the
@@ -57,19 +58,19 @@ def compare(
     only its own), and the ratio of times. `logits` says that an output without a name is logits.
     With `show` the result is printed too.
     """
-    contender, samples, given = read_method(method, budget, options)
+    contender, d = read_method(method, budget, options)
     if not check_number("tolerance", tolerance, "above 0, a relative error such as 0.3") > 0:
         raise ValueError(f"tolerance must be above 0, a relative error such as 0.3, got {tolerance}")
     for argument, count in (("rounds", rounds), ("entropy_rows", entropy_rows)):
         check_count(argument, count)
-    plan = Plan(contender, samples, tolerance, rounds, entropy_rows)
+    plan = Plan(contender, d, tolerance, rounds, entropy_rows)
     common: Record = {
         "model": name or type(model).__name__,
         "text": text,
         "method": contender.method,
         "options": contender.options_text,
         "label": contender.label,
-        "samples": samples if has_budget(contender) else None,
+        "budget": d if has_budget(contender) else None,
         "tolerance": tolerance,
         "seed": seed,
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -83,7 +84,7 @@ def compare(
         layers.extend({"kind": "compare_layer", **common, **place, **record} for record in measure_call(call, plan))
 
     with ExitStack() as stack:
-        sides = stack.enter_context(arranged(model, contender.method, samples, seed, given))
+        sides = stack.enter_context(arranged(model, contender, plan.budget, seed))
         stack.enter_context(torch.no_grad())
         for side in sides:
             side.watched(observe)
@@ -102,18 +103,23 @@ def compare(
     return result
 
 
-def read_method(method: str, budget: int, options: Mapping[str, Any]) -> tuple[Contender, int, dict[str, Any]]:
-    """The contender, its budget, and the options to build it with."""
-    given = {**dict(parse(method).options), **options}
-    samples = given.pop("num_samples", budget)
-    check_count("budget", samples)
-    contender = Contender(method.partition(":")[0].strip(), tuple(sorted(given.items())))
-    return contender, samples, given
+def read_method(method: str, budget: int | None, options: Mapping[str, Any]) -> tuple[Contender, int]:
+    """The contender without its budget, and its d: the budget, or the method's own if it is None."""
+    parsed = parse(method)
+    given = {**dict(parsed.options), **options}
+    own = given.pop("budget", None)
+    if own is not None and budget is not None:
+        raise ValueError(f"budget={budget} and {method!r} both set d; give one")
+    row = OFFERED[parsed.method]
+    known = {name: value for name, value in given.items() if name in row.make.Options._fields}
+    d = row.make.read({**row.options, **known, "budget": budget if own is None else own}).budget
+    return Contender(parsed.method, tuple(sorted(given.items()))), index(d)
 
 
 @contextmanager
-def arranged(model: nn.Module, method: str, samples: int, seed: int, options: dict[str, Any]) -> Iterator[list[Side]]:
+def arranged(model: nn.Module, contender: Contender, budget: int, seed: int) -> Iterator[list[Side]]:
     """What changes the attention layers of a model, in evaluation mode; afterwards all is as it was."""
+    options = {**dict(contender.options), **({"budget": budget} if has_budget(contender) else {})}
     modes = [(module, module.training) for module in model.modules()]
     sides: list[Side] = []
     with ExitStack() as stack:
@@ -121,13 +127,13 @@ def arranged(model: nn.Module, method: str, samples: int, seed: int, options: di
         stack.enter_context(preserved(model))
         model.eval()
         if attention_layers(model)[0]:
-            sides.append(TorchLayers(model, method, samples, seed, options))
+            sides.append(TorchLayers(model, contender.method, seed, options))
         if "transformers" in sys.modules:
             from skeinformer.compare.transformers_models import TransformersLayers, outermost, registered
 
             if outermost(model):
                 stack.enter_context(registered(model))
-                sides.append(TransformersLayers(model, method, samples, seed, options))
+                sides.append(TransformersLayers(model, contender.method, seed, options))
         try:
             yield sides
         finally:
@@ -178,7 +184,7 @@ def summarize(layers: list[Record]) -> Record:
         "n": max(int(record["n"] or 0) for record in whole),
         "layers": len(safe) + len(unsafe),
         "layers_safe": len(safe),
-        **{name: _largest([record[name] for record in whole]) for name in ("samples_needed", "samples_estimated")},
+        **{name: _largest([record[name] for record in whole]) for name in ("budget_needed", "budget_estimated")},
     }
 
 

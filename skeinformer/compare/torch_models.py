@@ -16,10 +16,10 @@ from skeinformer.nn.convert import attention_layers, convert, restore
 class TorchLayers:
     """Every `nn.MultiheadAttention` of a model, and those of `skeinformer.nn`. Call inside `convert.preserved`."""
 
-    def __init__(self, model: nn.Module, method: str, samples: int, seed: int, options: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, method: str, seed: int, options: dict[str, Any]) -> None:
         self.model = model
         self.method = method
-        self.options = {**options, "budget": samples, "seed": seed}
+        self.options = {**options, "seed": seed}
         self.left: dict[str, str] = {}
 
     def exact(self) -> None:
@@ -58,8 +58,15 @@ class Watched(nn.Module):
         self.name = name or type(layer).__name__
         self.exact = Softmax(head_dim=layer.head_dim, scale=scale)
         self.scale = 1 / math.sqrt(layer.head_dim) if scale is None else scale
-        self.make = lambda d: build_attention(layer, method, **{**options, "budget": d, "seed": seed})
         self.observe = observe
+
+        def make(d: int) -> Attention:
+            sized = (
+                {"budget": d} if "budget" in options else {}
+            )  # else another option sets the size, or nothing has one
+            return build_attention(layer, method, **{**options, **sized, "seed": seed})
+
+        self.make = make
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, key_mask: Tensor | None, query_mask: Tensor | None

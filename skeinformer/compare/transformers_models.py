@@ -1,7 +1,6 @@
 """The attention layers of Hugging Face models in a model: exact, sketched, or watched."""
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,30 +10,28 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from skeinformer import huggingface
 from skeinformer.attention import METHODS, Attention
 from skeinformer.compare.layers import Call
-from skeinformer.huggingface import Settings, attention_forward, exact_at_all_keys, option_names, padding_mask
+from skeinformer.huggingface.interface import attention_forward, budget_of_call, exact_forward, masks_of
+from skeinformer.huggingface.rules import padding_mask, refuse, why_exact
+from skeinformer.huggingface.settings import Settings, hashable, left_out
 from skeinformer.registry import lookup
 
 SKETCHED, WATCHED = "skein-compared", "skein-watched"
-# every layer that this would sketch has fewer keys than samples: it takes the exact kernel, with the right mask
-EXACT = Settings(huggingface.SKEINFORMER, sys.maxsize, None, False, (), frozenset(), True)
 
 
 class TransformersLayers:
     """The layers that `attn_implementation` decides. Call inside `registered`."""
 
-    def __init__(self, model: nn.Module, method: str, samples: int, seed: int, options: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, method: str, seed: int, options: dict[str, Any]) -> None:
         lookup("attention", method, METHODS)
-        if reason := huggingface.left_out(method):
+        if reason := left_out(method):
             raise ValueError(f"{method!r} cannot stand in for the attention of a model of transformers: {reason}")
         self.models = outermost(model)
         self.names = {module: name for name, module in model.named_modules()}
         self.before = implementations(model)
-        kept = tuple((name, tuple(x) if isinstance(x, list) else x) for name, x in sorted(options.items()))
-        exact = exact_at_all_keys(method)
-        self.settings = Settings(method, samples, seed, False, kept, option_names(method), exact)
+        kept = tuple((name, hashable(x)) for name, x in sorted(options.items()) if name != "budget")
+        self.settings = Settings(method, options.get("budget"), seed, options=kept)
         self.left: dict[str, str] = {}
 
     def exact(self) -> None:
@@ -66,28 +63,29 @@ class TransformersLayers:
         value: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
+        dropout: float = 0.0,
         is_causal: bool | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        name = self.names.get(module, type(module).__name__)
-        masked = (query, key, attention_mask, is_causal, kwargs)
-        reason = huggingface.why_exact(self.settings, self.settings.budget, module, *masked)
+        for option in self.settings.option_names & kwargs.keys():
+            raise ValueError(f"the model is called with {option!r}, an option of the method; give it to compare itself")
+        refuse(self.settings, query, key, attention_mask, kwargs)
+        name, budget = self.names.get(module, type(module).__name__), budget_of_call(self.settings, ())
+        reason = why_exact(self.settings, budget, module, query, key, attention_mask, is_causal, kwargs)
         if reason is not None:
             self.left[name] = reason
         else:
-            padding = huggingface.as_padding(attention_mask)
-            mask = None if padding is None else padding.expand(len(query), -1)
-            elsewhere = huggingface.attends_elsewhere(module, query, key)
-            layer = getattr(module, "layer_idx", None) or 0
-            p = query.shape[-1]
+            masks = masks_of(module, query, key, attention_mask)
+            layer, p = getattr(module, "layer_idx", None) or 0, query.shape[-1]
 
             def make(d: int) -> Attention:
-                return huggingface.make(replace(self.settings, budget=d), (), p, scaling, layer).eval()
+                sized = self.settings if self.settings.budget is None else replace(self.settings, budget=d)
+                return sized.build((), p, scaling, layer).eval()
 
             scale = 1 / math.sqrt(p) if scaling is None else scaling
-            observe(Call(name, query, key, value, mask, None if elsewhere else mask, scale, make))
-        rest = {"scaling": scaling, "is_causal": is_causal, **kwargs}
-        return attention_forward(EXACT, module, query, key, value, attention_mask, **rest)
+            observe(Call(name, query, key, value, masks["key_mask"], masks["query_mask"], scale, make))
+        rest = {"scaling": scaling, "dropout": dropout, "is_causal": is_causal, **kwargs}
+        return exact_forward(module, query, key, value, attention_mask, rest), None
 
 
 def outermost(model: nn.Module) -> list[PreTrainedModel]:

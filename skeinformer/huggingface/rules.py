@@ -5,17 +5,15 @@ The rules of `skeinformer.huggingface`; docs/drop-in-hf.md has them as a table.
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from skeinformer.attention import METHODS
+from skeinformer.huggingface.settings import Settings
+from skeinformer.registry import check_options
 
-SKEINFORMER = "skeinformer"
 # arguments that a model hands to its attention and that do not change what attention computes; what is neither here nor
 # among those that `refuse` and `why_exact` look at is refused, as one of UNKNOWN_TO_SDPA would be
 HARMLESS = {
@@ -49,26 +47,6 @@ OTHER_SEQUENCE = {
     "keys",
     "k",
 }
-
-Given = tuple[tuple[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a registered name does."""
-
-    method: str
-    budget: int
-    seed: int | None
-    decoder_cross_attention: bool
-    options: Given  # of the method
-    names: frozenset[str]  # what a call may change by keyword
-    exact_at_all_keys: bool  # whether as many samples as keys are exact attention
-
-
-def name_of(method: str) -> str:
-    """`skein` for Skeinformer, `skein-NAME` for the others."""
-    return "skein" if method == SKEINFORMER else f"skein-{method}"
 
 
 def padding_mask(
@@ -106,18 +84,19 @@ def refuse(
     settings: Settings, query: Tensor, key: Tensor, attention_mask: Tensor | None, kwargs: Mapping[str, Any]
 ) -> None:
     """Raise a ValueError for what neither a sketch nor transformers' exact kernel computes."""
-    name = name_of(settings.method)
+    name = settings.name
     for argument, value in kwargs.items():
         if value is None or argument in HARMLESS or argument in LOOKED_AT:
             continue
         if meaning := UNKNOWN_TO_SDPA.get(argument):
             raise ValueError(f"attn_implementation={name!r} does not know {argument} ({meaning}); use 'eager'")
-        nearest = get_close_matches(argument, settings.names, n=1, cutoff=0.5)
-        suggestion = f"; did you mean {nearest[0]!r}?" if nearest else "."
-        raise ValueError(
-            f"attn_implementation={name!r} does not know the argument {argument!r}{suggestion} It is no option of "
-            f"{settings.method!r}, and what it means to attention is not known: leave it out, or use 'sdpa'"
-        )
+        try:
+            check_options(f"{settings.method!r}", [argument], sorted(settings.option_names))
+        except TypeError as error:
+            raise ValueError(
+                f"attn_implementation={name!r} does not know the argument {argument!r}, nor what it means to "
+                f"attention: leave it out, or use 'sdpa'. {error}"
+            ) from None
     if kwargs.get("output_attentions"):
         raise ValueError(f"attn_implementation={name!r} forms no attention weights to return; use 'eager' for them")
     window = kwargs.get("sliding_window")
@@ -139,7 +118,7 @@ def refuse(
 
 def why_exact(
     settings: Settings,
-    budget: int,
+    budget: int | None,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -147,7 +126,10 @@ def why_exact(
     is_causal: bool | None,
     kwargs: Mapping[str, Any],
 ) -> str | None:
-    """Why a layer takes the exact kernel, or None where it is sketched. The first that holds, in this order."""
+    """Why a layer takes the exact kernel, or None where it is sketched. The first that holds, in this order.
+
+    budget: d of the call, None where another option sets the size.
+    """
     # as transformers has it: a layer that does not say is causal
     if getattr(module, "is_causal", True) if is_causal is None else is_causal:
         return "causal"
@@ -161,12 +143,13 @@ def why_exact(
         return "one query"
     crosses = is_cross_attention(module, query, key)
     if crosses is not False:
-        if not METHODS[settings.method].cross_attention:
+        if not settings.row.cross_attention:
             return "cross-attention"
         if in_decoder(module, crosses) and not settings.decoder_cross_attention:
             return "cross-attention of a decoder"
-    if settings.exact_at_all_keys and budget >= key.shape[-2]:
-        return "no more keys than samples"
+    exact_from = settings.row.exact_from
+    if exact_from is not None and budget is not None and budget >= exact_from * key.shape[-2]:
+        return "no more keys than the budget"
     return None
 
 

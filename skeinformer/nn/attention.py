@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention, build
-from skeinformer.attention.exact import Softmax
 from skeinformer.kernels.choice import at_hand
 from skeinformer.registry import check_count, check_flag, lookup
 
@@ -21,8 +20,9 @@ from skeinformer.registry import check_count, check_flag, lookup
 class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` whose heads attend by a method of METHODS.
 
-    Positional arguments are torch's. `method` and its options go to `build`: budget, num_pilots, seed and so on; a method with parameters for each position (linformer) also needs max_len, and adds parameters. Without
-    other options evaluation is deterministic (`seed=0`); training draws anew at every call.
+    Positional arguments are torch's. `method` and its options go to `build`: budget, num_pilots, seed and so on, with
+    the method's own defaults; a method with parameters for each position (linformer) also needs max_len, and adds
+    parameters. Without a seed of yours evaluation is deterministic (`seed=0`); training draws anew at every call.
 
     What differs from torch:
       - `need_weights` is False unless given, and the result is (output, None): no weights are formed.
@@ -116,7 +116,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         inputs = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
         for name, (x, width) in inputs.items():
             check_input(name, x, width, query.dim())
-        if self.training and self.dropout > 0 and not isinstance(self.attention, Softmax):
+        if self.training and self.dropout > 0 and not drops_weights(self.method):
             self.notice.give(self.dropout, self.method)
         key_mask = real_keys(key_padding_mask, key, batch_first=self.batch_first)
         query_mask = key_mask if self._is_self_attention(query, key) else None
@@ -195,7 +195,7 @@ def build_attention(layer: nn.MultiheadAttention, method: str, **options: Any) -
             f"{method!r} is a pattern over the positions of one sequence, and add_bias_kv and add_zero_attn add keys "
             "that have none; build without them, or choose a method that takes cross-attention"
         )
-    if entry.make is Softmax:
+    if drops_weights(method):
         options = {"dropout": layer.dropout, **options}
     if options.get("conv_kernel") is not None:
         options = {"num_heads": layer.num_heads, **options}
@@ -205,6 +205,11 @@ def build_attention(layer: nn.MultiheadAttention, method: str, **options: Any) -
             "another method"
         )
     return place(build(method, **{"head_dim": layer.head_dim, "seed": 0, **options}), layer)
+
+
+def drops_weights(method: str) -> bool:
+    """Whether the method applies dropout to attention weights, as torch does; the others form no weights to drop."""
+    return "dropout" in METHODS[method].option_names()
 
 
 def place(attention: Attention, layer: nn.MultiheadAttention) -> Attention:

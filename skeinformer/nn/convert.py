@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from skeinformer.attention import METHODS, Attention
-from skeinformer.attention.exact import Softmax
 from skeinformer.attention.inputs import DTYPES
+from skeinformer.attention.seeds import layer_seed
 from skeinformer.nn.attention import (
     DropoutNotice,
     MultiheadAttention,
     adds_keys,
     build_attention,
     check_self_attention,
+    drops_weights,
     place,
 )
 from skeinformer.registry import check_flag, lookup
@@ -91,8 +92,8 @@ def convert(
     """Let every `nn.MultiheadAttention` in `model` attend by `method`, in place; the report says what changed.
 
     `options` are those of `skeinformer.nn.MultiheadAttention`: budget, num_pilots, seed and the rest of `build`; layer
-    i has the seed `seed + i` (0 unless given; None draws anew in evaluation too). `filter` chooses layers: a predicate
-    on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes the options.
+    i has the seed `seed * 1009 + i` (0 unless given; None draws anew in evaluation too). `filter` chooses layers: a
+    predicate on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes options.
     `self_attention` is that of the layer, None leaves it as it was; a decoder's cross-attention is never told.
 
     Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal, and
@@ -107,8 +108,7 @@ def convert(
     seed = options.get("seed", 0)
     for index, (name, layer) in enumerate(layers.items()):
         if name not in left:
-            own = {**options, "seed": seed + index} if type(seed) is int else options
-            attentions[name] = build_attention(layer, method, **own)
+            attentions[name] = build_attention(layer, method, **{**options, "seed": layer_seed(seed, index)})
     notice = DropoutNotice()
     crossing = {id(decoder.multihead_attn) for decoder in decoders(model)}
     for name, attention in attentions.items():
@@ -116,7 +116,7 @@ def convert(
         change(layers[name], attention, method, notice, own_sequence)
     leave_nested_tensors(model)
     notes = [f"{alias} is the same layer as {_shown(name)}" for alias, name in aliases.items()]
-    notes += describe(model, method, {name: (layers[name], attention) for name, attention in attentions.items()})
+    notes += notes_on(model, method, {name: (layers[name], attention) for name, attention in attentions.items()})
     if not layers:
         notes.append(
             f"{type(model).__name__} has no torch.nn.MultiheadAttention; models of transformers choose their "
@@ -283,7 +283,7 @@ def leave_nested_tensors(model: nn.Module) -> None:
             encoder.use_nested_tensor = False
 
 
-def describe(
+def notes_on(
     model: nn.Module, method: str, changed: Mapping[str, tuple[nn.MultiheadAttention, Attention]]
 ) -> list[str]:
     """What a user should know about the layers that changed."""
@@ -291,8 +291,8 @@ def describe(
     added = sum(parameter.numel() for _, attention in changed.values() for parameter in attention.parameters())
     if added:
         notes.append(f"{added} new parameters need training: give them to the optimizer, convert before wrapping")
-    rates = {layer.dropout for layer, attention in changed.values() if not isinstance(attention, Softmax)} - {0.0}
-    if rates:
+    rates = {layer.dropout for layer, _ in changed.values()} - {0.0}
+    if rates and not drops_weights(method):
         shown = ", ".join(f"{rate:g}" for rate in sorted(rates))
         notes.append(f"dropout on attention weights ({shown}) is not applied in training: no weights are formed")
     crossing = [decoder.multihead_attn for decoder in decoders(model)]

@@ -16,6 +16,8 @@ from skeinformer import build, compare, huggingface
 from skeinformer.compare.contender import Contender
 from skeinformer.compare.layers import Call, Plan, measure_call
 from skeinformer.compare.transformers_models import SKETCHED, TransformersLayers, registered
+from skeinformer.huggingface.interface import attention_forward
+from skeinformer.huggingface.settings import Settings
 from tests.helpers import lengths_mask
 
 N = 24
@@ -64,8 +66,7 @@ def test_the_error_is_that_of_the_layer() -> None:
     q, k, v = (seen[name].view(2, N, 4, 4).transpose(1, 2) for name in ("query", "key", "value"))
     mask = inputs["attention_mask"].bool()
     exact = F.scaled_dot_product_attention(q, k, v, mask[:, None, None])
-    settings = huggingface.Settings("cluster", 4, 0, False, (), frozenset(), True)
-    sketch = huggingface.make(settings, (), 4).eval()
+    sketch = Settings("cluster", 4).build(head_dim=4).eval()
     rows = mask[:, None, :, None]
     missed = ((sketch(q, k, v, key_mask=mask, query_mask=mask) - exact) * rows).square()
     expected = (missed.sum((0, 2, 3)) / (exact * rows).square().sum((0, 2, 3))).sqrt().tolist()  # of each head
@@ -114,7 +115,7 @@ def test_the_mask_of_an_encoder_is_not_that_of_the_decoder() -> None:
 
 @pytest.mark.parametrize("before", ["eager", "sdpa", "skein-cluster"])
 def test_names_and_settings_are_as_before(before: str) -> None:
-    huggingface.register(num_samples=3)
+    huggingface.register(budget=3)
     try:
         model, inputs = bert().train(), tokens()
         model.set_attn_implementation(before)
@@ -132,10 +133,15 @@ def test_causal_layers_full_budgets_and_other_methods_are_refused_with_the_reaso
     config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
     with pytest.raises(ValueError, match=r"would be sketched: layers\.0\.self_attn: causal"):
         compare(transformers.LlamaModel(config), {"input_ids": torch.randint(3, 50, (1, N))}, **FAST)
-    with pytest.raises(ValueError, match="no more keys than samples"):
+    with pytest.raises(ValueError, match="no more keys than the budget"):
         compare(bert(), tokens(), budget=N, rounds=1)
     with pytest.raises(ValueError, match="parameters of its own"):
         compare(bert(), tokens(), "linformer", max_len=N, rounds=1)
+
+
+def test_options_of_the_method_are_given_to_compare_and_not_to_the_model() -> None:
+    with pytest.raises(ValueError, match="called with 'num_pilots', an option of the method; give it to compare"):
+        compare(bert(), {**tokens(), "num_pilots": 3}, **FAST)
 
 
 def test_grouped_heads_are_measured_with_the_draws_of_the_model() -> None:
@@ -143,7 +149,7 @@ def test_grouped_heads_are_measured_with_the_draws_of_the_model() -> None:
         is_causal = False
         num_key_value_groups = 2
 
-    layers = TransformersLayers(bert(), "cluster", 4, 0, {})
+    layers = TransformersLayers(bert(), "cluster", 0, {"budget": 4})
     calls: list[Call] = []
     q, k, v = torch.randn(2, 4, N, 8), torch.randn(2, 2, N, 8), torch.randn(2, 2, N, 8)
     real = lengths_mask([N, 9], N)
@@ -152,8 +158,8 @@ def test_grouped_heads_are_measured_with_the_draws_of_the_model() -> None:
     (call,) = calls
     exact = call.repeated().run(build("softmax", head_dim=8, scale=call.scale))
     torch.testing.assert_close(output[real], exact.transpose(1, 2)[real])
-    assert call.make(3).options.num_samples == 3
-    sketched, _ = huggingface.attention_forward(layers.settings, module, q, k, v, real, scaling=0.7)
+    assert call.make(3).options.budget == 3
+    sketched, _ = attention_forward(layers.settings, module, q, k, v, real, scaling=0.7)
     torch.testing.assert_close(call.run(call.make(4)).transpose(1, 2), sketched)
     certified, error = call.certify(call.make(4))
     torch.testing.assert_close(certified.transpose(1, 2), sketched)
@@ -181,7 +187,7 @@ def test_parts_of_a_model_keep_the_attention_that_each_had() -> None:
     before = names()
     assert before == ["sdpa", "eager", "sdpa"]
     with registered(model):
-        layers = TransformersLayers(model, "cluster", 4, 0, {})
+        layers = TransformersLayers(model, "cluster", 0, {"budget": 4})
         layers.sketched()
         assert set(names()) == {SKETCHED}
         layers.exact()

@@ -15,7 +15,9 @@ import transformers
 from transformers import AttentionInterface
 
 from skeinformer import huggingface
+from skeinformer.huggingface import interface
 from skeinformer.huggingface.rules import HARMLESS, LOOKED_AT, UNKNOWN_TO_SDPA
+from skeinformer.huggingface.settings import option_names
 from tests.huggingface.models import LENGTH, encoder, hidden, inputs
 
 GIVEN = inputs("bert")
@@ -24,7 +26,7 @@ BY_NAME = {"query", "key", "value", "attention_mask", "scaling", "dropout", "is_
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    huggingface.register(num_samples=5)
+    huggingface.register(budget=5)
     yield
     huggingface.unregister()
 
@@ -52,7 +54,7 @@ def test_every_argument_that_transformers_gives_to_attention_is_known() -> None:
     found = {name for file in models.glob("*/modeling_*.py") for name in keywords(file.read_text())}
     assert {"softcap", "s_aux", "sliding_window", "position_bias"} <= found  # the search finds something
     assert found - BY_NAME - HARMLESS - LOOKED_AT - UNKNOWN_TO_SDPA.keys() == set()
-    options = {option for method in huggingface.available() for option in huggingface.option_names(method)}
+    options = {option for method in huggingface.available() for option in option_names(method)}
     assert options.isdisjoint(found | HARMLESS | LOOKED_AT | UNKNOWN_TO_SDPA.keys() | BY_NAME)
 
 
@@ -94,9 +96,11 @@ def test_an_argument_that_may_change_the_result_is_refused(argument: str) -> Non
 
 
 def test_a_misspelled_option_is_named_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"the argument 'num_pilot'; did you mean 'num_pilots'\?"):
+    with pytest.raises(
+        ValueError, match=r"the argument 'num_pilot',.* has no option 'num_pilot'; did you mean 'num_pilots'\?"
+    ):
         hidden(sketched(), GIVEN, num_pilot=3)
-    with pytest.raises(ValueError, match=r"the argument 'num_pilots'.* no option of 'performer'"):
+    with pytest.raises(ValueError, match=r"the argument 'num_pilots',.* 'performer' has no option 'num_pilots'"):
         hidden(sketched(implementation="skein-performer"), GIVEN, num_pilots=3)
 
 
@@ -114,10 +118,9 @@ def test_what_models_are_called_with_is_let_through(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_samples": "16"}, "num_samples must be an integer of at least 1, got '16' of type str"),
-        ({"num_samples": None}, "num_samples must be an integer of at least 1, got None"),
-        ({"num_samples": 0}, "num_samples must be at least 1"),
-        ({"num_samples": 16.0}, r"num_samples must be an integer of at least 1, got 16\.0"),
+        ({"budget": "16"}, "budget must be an integer of at least 1, got '16' of type str"),
+        ({"budget": 0}, "budget must be at least 1"),
+        ({"budget": 16.0}, r"budget must be an integer of at least 1, got 16\.0"),
         ({"num_pilots": {}}, r"num_pilots must be a single value, got \{\} of type dict"),
         ({"num_pilots": True}, "num_pilots must be"),
         ({"seed": True}, "seed must be an integer or None, got True"),
@@ -128,7 +131,7 @@ def test_what_models_are_called_with_is_let_through(name: str) -> None:
 @pytest.mark.parametrize("length", [LENGTH, 4])  # with four keys all layers are exact
 def test_wrong_options_at_a_call_are_named(options: dict[str, Any], message: str, length: int) -> None:
     model, given = sketched(), {"input_ids": GIVEN["input_ids"][:, :length]}
-    hidden(model, given, num_samples=16, num_pilots=1, seed=1)  # equal to some that are wrong
+    hidden(model, given, budget=16, num_pilots=1, seed=1)  # equal to some that are wrong
     with pytest.raises((TypeError, ValueError), match=message):
         hidden(model, given, **options)
 
@@ -144,17 +147,28 @@ def test_no_seed_at_a_call_draws_anew() -> None:
 
 def test_whole_numbers_of_other_kinds_are_numbers_of_samples() -> None:
     model = sketched()
-    twelve = hidden(model, GIVEN, num_samples=12)
-    assert torch.equal(hidden(model, GIVEN, num_samples=torch.tensor(12)), twelve)
-    huggingface.register(num_samples=torch.tensor(12))
+    twelve = hidden(model, GIVEN, budget=12)
+    assert torch.equal(hidden(model, GIVEN, budget=torch.tensor(12)), twelve)
+    huggingface.register(budget=torch.tensor(12))
     assert torch.equal(hidden(model, GIVEN), twelve)
 
 
+def test_no_budget_is_the_methods_own() -> None:
+    model = sketched(implementation="skein-cluster")
+    few = hidden(model, GIVEN)
+    own = hidden(model, GIVEN, budget=None)
+    assert torch.equal(own, hidden(model, GIVEN, budget=16))
+    assert not torch.equal(own, few)
+    huggingface.register("cluster")
+    assert torch.equal(hidden(model, GIVEN), own)
+    assert torch.equal(hidden(model, GIVEN, quality="accurate"), hidden(model, GIVEN, budget=128, num_pilots=64))
+
+
 def test_what_calls_leave_behind_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface, "MODULES", 6)
+    monkeypatch.setattr(interface, "MODULES", 6)
     model = sketched()
     expected = [hidden(model, GIVEN, seed=seed) for seed in range(5)]
     for seed, output in enumerate(expected):
         assert torch.equal(hidden(model, GIVEN, seed=seed), output)
-    assert len(huggingface._names) <= 6
-    assert set(vars(huggingface._modules)) == set(huggingface._names.values())
+    assert len(interface._names) <= 6
+    assert set(vars(interface._modules)) == set(interface._names.values())

@@ -13,7 +13,7 @@ from skeinformer import huggingface
 from skeinformer.lab.measure.pretrained import load_model, long_positions
 from tests.huggingface.models import WORDS, bert, save_bert
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def run(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_switch_a_classifier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--tiny", "--tokens", "96", "--samples", "16")
+    arguments = ("--tiny", "--tokens", "96", "--budget", "16")
     run("switch_huggingface_classifier.py", *arguments, monkeypatch=monkeypatch)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4 texts of 96 tokens, d = 16"
@@ -41,7 +41,7 @@ def test_switch_a_classifier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_long_document(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = folder / "text.txt"
     text.write_text(" ".join(WORDS * 3))
-    arguments = (str(text), "--model", str(folder), "--tokens", "200", "--samples", "64")
+    arguments = (str(text), "--model", str(folder), "--tokens", "200", "--budget", "64")
     run("long_document.py", *arguments, monkeypatch=monkeypatch)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "200 tokens, d = 64"

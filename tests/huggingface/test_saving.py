@@ -26,7 +26,7 @@ GIVEN = inputs("bert")
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    huggingface.register(num_samples=5)
+    huggingface.register(budget=5)
     yield
     huggingface.unregister()
 
@@ -64,8 +64,8 @@ def test_transformers_alone_saves_an_exact_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("skeinformer", {"num_samples": 7, "num_pilots": 3, "seed": 4}),
-        ("cluster", {"num_samples": 6, "num_steps": 2, "decoder_cross_attention": True}),
+        ("skeinformer", {"budget": 7, "num_pilots": 3, "seed": 4}),
+        ("cluster", {"budget": 6, "num_steps": 2, "decoder_cross_attention": True}),
     ],
 )
 def test_a_saved_model_loads_with_its_settings(name: str, method: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_saved_model_loads_with_its_settings(name: str, method: str, options: 
     assert torch.equal(hidden(loaded, inputs(name)), expected)
     assert loaded.config.to_dict().keys() == before
     # what is registered holds where the model is loaded by transformers
-    huggingface.register(method, num_samples=5)
+    huggingface.register(method, budget=5)
     plain = type(model).from_pretrained(tmp_path).eval()
     assert plain.config._attn_implementation == implementation
     assert not torch.equal(hidden(plain, inputs(name)), expected)
@@ -127,7 +127,7 @@ def test_a_model_without_registration_says_what_to_call(tmp_path: Path) -> None:
             hidden(other, GIVEN, attention_mask=torch.ones_like(GIVEN["input_ids"]))
     with pytest.raises(RuntimeError, match=MISSING):
         hidden(sketched("vit"), inputs("vit"))  # it makes no mask
-    huggingface.register(num_samples=5)
+    huggingface.register(budget=5)
     assert torch.equal(hidden(loaded, GIVEN), hidden(model, GIVEN))
     for mapping in (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping):
         assert {name for name in mapping if name.startswith("skein")} == set(NAMES)

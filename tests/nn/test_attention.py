@@ -232,7 +232,7 @@ def test_a_small_budget_is_a_sketch_and_evaluation_repeats() -> None:
 def test_configure_keeps_weights_and_mode() -> None:
     ours = pair(batch_first=True)[1].eval()
     before = copy.deepcopy(dict(ours.state_dict()))
-    ours.configure("cluster", num_samples=8)
+    ours.configure("cluster", budget=8)
     assert not ours.attention.training
     torch.testing.assert_close(dict(ours.state_dict()), before, rtol=0, atol=0)
     assert "method='cluster'" in repr(ours)
@@ -250,7 +250,7 @@ def test_a_method_with_parameters_for_each_position() -> None:
 
 def test_options_of_the_method_arrive() -> None:
     ours = skeinformer.nn.MultiheadAttention(8, 2, method="skeinformer", budget=32, num_pilots=5, seed=3)
-    assert (ours.attention.options.num_samples, ours.attention.options.num_pilots, ours.attention.seed) == (32, 5, 3)
+    assert (ours.attention.options.budget, ours.attention.options.num_pilots, ours.attention.seed) == (32, 5, 3)
     convolved = skeinformer.nn.MultiheadAttention(8, 2, method="nystromformer", conv_kernel=3)
     assert convolved.attention.conv.groups == 2
     with pytest.raises(TypeError, match="num_pilot"):

@@ -118,13 +118,13 @@ def test_a_second_conversion_changes_options() -> None:
     report = convert(model, "cluster", budget=8, filter=["layers.1.*"])
     assert report.left == {"layers.0.self_attn": "not chosen by filter; it attends by skeinformer"}
     assert [layer.self_attn.method for layer in model.layers] == ["skeinformer", "cluster"]
-    assert model.layers[1].self_attn.attention.options.num_samples == 8
+    assert model.layers[1].self_attn.attention.options.budget == 8
 
 
 def test_layers_have_seeds_of_their_own() -> None:
     model = encoder(3)
     convert(model, seed=10)
-    assert [layer.self_attn.attention.seed for layer in model.layers] == [10, 11, 12]
+    assert [layer.self_attn.attention.seed for layer in model.layers] == [10_090, 10_091, 10_092]
     convert(model, filter="layers.2.*")
     assert model.layers[2].self_attn.attention.seed == 2
     convert(model, seed=None)

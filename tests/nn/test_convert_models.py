@@ -16,11 +16,11 @@ from torch.distributed.fsdp import fully_shard
 
 import skeinformer
 from skeinformer import build, convert, restore
-from skeinformer.nn.convert import ROW_BY_ROW
+from skeinformer.attention import METHODS
 from tests.helpers import lengths_mask, tensors
 from tests.nn.test_convert import LARGE, encoder, padded_input
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "convert_pytorch_encoder.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "convert_pytorch_encoder.py"
 
 
 class Counted:
@@ -144,13 +144,13 @@ def test_a_converted_decoder_does_not_see_later_tokens_unless_told(method: str) 
     names = {f"decoder.layers.{i}.multihead_attn" for i in range(2)}
     report = convert(model, method, budget=4)
     assert leak() < 1e-5
-    assert names.isdisjoint(report.left) is (method in ROW_BY_ROW)
+    assert names.isdisjoint(report.left) is METHODS[method].row_by_row
     report = convert(model, method, budget=4, decoder_cross_attention=True)
     assert names <= set(report.converted)
-    assert (leak() > 1e-5) is (method not in ROW_BY_ROW)
+    assert (leak() > 1e-5) is not METHODS[method].row_by_row
 
 
-@pytest.mark.parametrize("method", sorted(ROW_BY_ROW))
+@pytest.mark.parametrize("method", [method for method, row in METHODS.items() if row.row_by_row])
 def test_rows_that_are_said_to_depend_on_their_query_alone_do(method: str) -> None:
     attention = build(method, head_dim=4, max_len=20, budget=3, seed=0).eval()
     q, k, v = tensors(n=6, n_k=20)

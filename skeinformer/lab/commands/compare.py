@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
-from skeinformer.compare.contender import has_budget, parse_all
+from skeinformer.compare.contender import Contender, has_budget, parse_all
 from skeinformer.compare.result import Comparison
 from skeinformer.compare.run import compare, read_method
+from skeinformer.compare.text import of_comparison
 from skeinformer.lab.measure.pretrained import (
     Pretrained,
     first_tokens,
@@ -23,10 +24,9 @@ from skeinformer.lab.measure.pretrained import (
     position_embedding,
 )
 from skeinformer.lab.records import Record, append, read
-from skeinformer.lab.report.compare import of_comparison
 from skeinformer.registry import check_count
 
-SAME = ("model", "text", "n", "method", "options", "samples", "tolerance", "seed", "rounds", "threads")
+SAME = ("model", "text", "n", "method", "options", "budget", "tolerance", "seed", "rounds", "threads")
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Compare:
     """Tokens of the text to run the model on."""
     methods: tuple[str, ...] = ("skeinformer:num_pilots=32", "cluster")
     """Names of methods, with options as in skeinformer:num_pilots=32."""
-    samples: int = 256
-    """The budget d."""
+    budget: int | None = None
+    """d. Default: each method's own."""
     tolerance: float = 0.3
     """A layer is safe if its relative error is at most this."""
     rounds: int = 5
@@ -59,6 +59,12 @@ class Compare:
     """Of all draws."""
     records: Path = Path("compare/records.jsonl")
     """Where records are appended, one JSON line each."""
+
+
+def command(options: Compare) -> None:
+    """Compare, and say what to do next."""
+    path = run_compare(options)
+    print(f"For a page of this: skein report --records {path}", flush=True)
 
 
 def run_compare(options: Compare, console: Console | None = None) -> Path:
@@ -77,14 +83,14 @@ def run_compare(options: Compare, console: Console | None = None) -> Path:
         pretrained = load_any_model(options.model)
         inputs = long_inputs(pretrained, first_tokens(load_text(options.text), options.length, pretrained.tokenizer))
     for contender in contenders:
-        found = find(known, options, contender.spec)
+        found = find(known, options, contender)
         if found is None:
             with _steps(console) as step:
                 found = compare(
                     pretrained.model,
                     inputs,
                     contender.spec,
-                    budget=options.samples,
+                    budget=options.budget if has_budget(contender) else None,
                     tolerance=options.tolerance,
                     rounds=options.rounds,
                     seed=options.seed,
@@ -95,7 +101,7 @@ def run_compare(options: Compare, console: Console | None = None) -> Path:
                 )
             for record in found.records():
                 append(options.records, record)
-        found.print(console, heads=options.heads)
+        found.print(console.file, heads=options.heads)
     return options.records
 
 
@@ -113,16 +119,16 @@ def long_inputs(pretrained: Pretrained, tokens: Tensor) -> dict[str, Tensor]:
     return inputs
 
 
-def find(records: Sequence[Record], options: Compare, spec: str) -> Comparison | None:
+def find(records: Sequence[Record], options: Compare, contender: Contender) -> Comparison | None:
     """The comparison of these settings among the records, if it is whole."""
-    contender, samples, _ = read_method(spec, options.samples, {})
+    contender, d = read_method(contender.spec, options.budget if has_budget(contender) else None, {})
     wanted: Record = {
         "model": model_name(options),
         "text": text_name(options),
         "n": options.length,
         "method": contender.method,
         "options": contender.options_text,
-        "samples": samples if has_budget(contender) else None,
+        "budget": d if has_budget(contender) else None,
         "tolerance": options.tolerance,
         "seed": options.seed,
         "rounds": options.rounds,

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from html import escape
 
-from skeinformer.lab.records import Record
+from skeinformer.compare.format import between, cosine, count, number, percent
+from skeinformer.compare.record import Record, Value
+from skeinformer.compare.text import of_comparison, sentences, shown_layer
 from skeinformer.lab.report.figures import Styles
-from skeinformer.lab.report.format import between, count, distinct, label, listed, number, percent, required, seconds
+from skeinformer.lab.report.format import label, seconds
 from skeinformer.lab.report.page import Section
 from skeinformer.lab.report.tables import Column, attributes_html, boxed, table_html
 
-# what layers and the model of one comparison share
-SETTINGS = ("model", "text", "method", "options", "samples", "tolerance", "seed", "started")
 LAYER_COLUMNS = (
     Column("method", label),
-    Column("d", lambda r: count(r.get("samples")), field="samples"),
+    Column("d", lambda r: count(r.get("budget")), field="budget"),
     Column("n", lambda r: count(r.get("n")), field="n"),
-    Column("layer", lambda r: shown_layer(r)),
+    Column("layer", shown_layer),
     Column("head", lambda r: "all" if r.get("head") is None else str(r.get("head")), field="head"),
     Column("true error", lambda r: number(r.get("error")), field="error"),
     Column("estimated error", lambda r: number(r.get("estimate")), field="estimate"),
@@ -29,8 +29,8 @@ LAYER_COLUMNS = (
         "ratio",
     ),
     Column("safe", lambda r: "yes" if r.get("safe") else "no"),
-    Column("d needed", lambda r: count(r.get("samples_needed")), field="samples_needed"),
-    Column("d by estimate", lambda r: count(r.get("samples_estimated")), field="samples_estimated"),
+    Column("d needed", lambda r: count(r.get("budget_needed")), field="budget_needed"),
+    Column("d by estimate", lambda r: count(r.get("budget_estimated")), field="budget_estimated"),
 )
 MODEL_COLUMNS = (
     Column("model", lambda r: str(r.get("model"))),
@@ -55,8 +55,8 @@ MODEL_COLUMNS = (
         "low",
     ),
     Column("safe layers", lambda r: f"{r.get('layers_safe')} of {r.get('layers')}", field="layers_safe"),
-    Column("d needed", lambda r: count(r.get("samples_needed")), field="samples_needed"),
-    Column("d by estimate", lambda r: count(r.get("samples_estimated")), field="samples_estimated"),
+    Column("d needed", lambda r: count(r.get("budget_needed")), field="budget_needed"),
+    Column("d by estimate", lambda r: count(r.get("budget_estimated")), field="budget_estimated"),
 )
 LEGEND = (
     "Error: |R - BV| / |BV| in the Frobenius norm, of a head or of all heads of a layer together, on the queries, keys "
@@ -88,70 +88,7 @@ def compare_sections(records: Sequence[Record], styles: Styles) -> list[Section]
     return [Section("A model, exact and sketched", f"{html}<p class='faint'>{escape(LEGEND)}</p>", fields, records)]
 
 
-def sentences(whole: Record, records: Sequence[Record]) -> list[str]:
-    """What a comparison of one model shows: the output, the time, which layers are safe, and the d that is needed."""
-    layers = [r for r in records if r.get("head") is None and of_comparison(r, whole)]
-    tolerance, samples = number(whole.get("tolerance")), count(whole.get("samples"))
-    at = f" at d = {samples}" if samples else ""
-    ratio = required(whole, "ratio")
-    speed = f"{number(1 / ratio)} times as fast" if ratio < 1 else f"{number(ratio)} times as slow"
-    spread = between(number(whole.get("ratio_q25")), number(whole.get("ratio_q75")))
-    found = [
-        f"{label(whole)}{at} in {whole.get('model')}, n = {count(whole.get('n'))}: mean cosine of "
-        f"{whole.get('output')} with those of the exact model {cosine(whole.get('cosine'))}, and the model is "
-        f"{speed} (time / exact {number(ratio)}, {spread})."
-    ]
-    if whole.get("argmax_agreement") is not None:
-        mean, largest = number(whole.get("logits_change")), number(whole.get("logits_change_max"))
-        same = percent(whole.get("argmax_agreement"))
-        found.append(
-            f"Logits change by {mean} on average and {largest} at most; the largest is the same in {same} of the rows."
-        )
-    safe, unsafe = verdicts(layers)
-    verdict = [f"safe: {listed(safe)}"] if safe else []
-    verdict += [f"not safe: {listed(unsafe)}"] if unsafe else []
-    found.append(f"Error of at most {tolerance}{at}: {'; '.join(verdict)}.")
-    if whole.get("samples_needed") is not None:
-        each = [
-            f"{d:,} for {listed([shown_layer(r) for r in layers if r.get('samples_needed') == d])}"
-            for d in distinct(layers, "samples_needed")
-        ]
-        needed = count(whole.get("samples_needed"))
-        chosen = count(whole.get("samples_estimated"))
-        estimate = f" Its own estimate would choose {chosen}." if chosen else ""
-        found.append(f"To meet {tolerance} in every layer: d = {needed} ({'; '.join(each)}).{estimate}")
-    if whole.get("left"):
-        found.append(f"Exact in both: {whole.get('left')}.")
-    return found
-
-
-def verdicts(records: Sequence[Record]) -> tuple[list[str], list[str]]:
-    """Names of the layers that are safe, and of the others: a layer that is called several times if every call is."""
-    safe: dict[str, bool] = {}
-    for record in records:
-        if record.get("head") is None:
-            name = str(record.get("layer"))
-            safe[name] = safe.get(name, True) and bool(record.get("safe"))
-    return [name for name in safe if safe[name]], [name for name in safe if not safe[name]]
-
-
-def shown_layer(record: Record) -> str:
-    """The layer's name, with the number of the call where it is not the first."""
-    name, call = str(record.get("layer")), record.get("call")
-    return f"{name} (call {call})" if isinstance(call, int) and call > 1 else name
-
-
-def of_comparison(record: Record, whole: Record) -> bool:
-    """Whether the record is of a layer or head of that comparison."""
-    return record.get("kind") == "compare_layer" and all(record.get(name) == whole.get(name) for name in SETTINGS)
-
-
-def cosine(value: object) -> str:
-    """Four decimals: what matters is the distance from 1."""
-    return f"{value:.4f}" if isinstance(value, int | float) else ""
-
-
-def _least(value: object) -> str:
+def _least(value: Value) -> str:
     return f"least {cosine(value)}" if value is not None else ""
 
 

@@ -18,7 +18,7 @@ from skeinformer.lab import cli
 from skeinformer.lab.commands.compare import Compare, long_inputs, run_compare
 from skeinformer.lab.measure.pretrained import load_model, minilm_folder
 from skeinformer.lab.records import read
-from skeinformer.lab.report import write_report
+from skeinformer.lab.report.sections import write_report
 from tests.lab.report.parsed import Page
 
 try:
@@ -128,7 +128,7 @@ def test_models_of_other_kinds(kind: str, folder: str, tmp_path: Path) -> None:
         (["--length", "0"], "length must be at least 1"),
         (["--tolerance", "-1", "--length", "40"], "tolerance must be above 0"),
         (["--text", "nowhere.txt"], "there is no nowhere.txt"),
-        (["--length", "40", "--samples", "64", "--methods", "cluster"], "no more keys than samples"),
+        (["--length", "40", "--samples", "64", "--methods", "cluster"], "no more keys than the budget"),
     ],
 )
 def test_errors_of_the_user(

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
 from skeinformer.lab.records import Record
-from skeinformer.lab.report import write_report
 from skeinformer.lab.report.compare import sentences
+from skeinformer.lab.report.sections import write_report
 from tests.lab.report.parsed import Page
 
 COMMON: Record = {

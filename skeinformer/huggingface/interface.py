@@ -1,0 +1,141 @@
+"""`attention_forward`: what transformers calls in every layer of a model whose attention has one of our names."""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from skeinformer.huggingface.rules import as_padding, attends_elsewhere, refuse, why_exact
+from skeinformer.huggingface.settings import Given, Settings, hashable
+
+SKETCHED = "sketched"
+MODULES = 1024  # the most that are kept: every seed of a call makes one for each layer
+_modules = SimpleNamespace()  # made by `module_name`
+_names: dict[tuple[object, ...], str] = {}  # of the modules, the oldest first
+_numbers = count()  # never the same again: a compiled model may still look for an old name
+_watching: list[Counter[str]] = []
+_warned: set[str] = set()
+
+
+def attention_forward(
+    settings: Settings,
+    module: nn.Module,
+    query: Tensor,  # (b, h, n, p)
+    key: Tensor,  # (b, h_kv, n_k, p)
+    value: Tensor,  # (b, h_kv, n_k, p_v)
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """(b, n, h, p_v), and None for the weights, which are never formed."""
+    given = tuple((name, hashable(kwargs.pop(name))) for name in settings.option_names if name in kwargs)
+    refuse(settings, query, key, attention_mask, kwargs)
+    budget = budget_of_call(settings, given)
+    reason = why_exact(settings, budget, module, query, key, attention_mask, is_causal, kwargs)
+    if not torch.compiler.is_compiling():
+        _report(settings, reason, dropout)
+    if reason is not None:
+        rest = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **kwargs}
+        return exact_forward(module, query, key, value, attention_mask, rest), None
+    masks = masks_of(module, query, key, attention_mask)
+    layer = getattr(module, "layer_idx", None) or 0
+    method = getattr(_modules, module_name(settings, given, query.shape[-1], scaling, layer, module.training))
+    groups = query.shape[1] // key.shape[1]
+    # one call for each query head of a group: keys and values are never repeated
+    outputs = [method(query[:, group::groups], key, value, **masks) for group in range(groups)]
+    output = outputs[0] if groups == 1 else torch.stack(outputs, 2).flatten(1, 2)  # (b, h, n, p_v)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def exact_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    options: Mapping[str, Any],
+) -> Tensor:
+    """(b, n, h, p_v) by transformers' exact kernel, which takes no mask of two dimensions."""
+    if attention_mask is not None and attention_mask.dim() == 2:
+        attention_mask = attention_mask.bool()[:, None, None]  # (b, 1, 1, n_k)
+    output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
+    return output
+
+
+def masks_of(module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None) -> dict[str, Tensor | None]:
+    """Which keys of a layer to be sketched are real, (b, n_k), and which queries, where they are the same tokens."""
+    padding = as_padding(attention_mask)
+    mask = None if padding is None else padding.expand(len(query), -1)
+    return {"key_mask": mask, "query_mask": None if attends_elsewhere(module, query, key) else mask}
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def module_name(
+    settings: Settings, given: Given, head_dim: int, scale: float | None, layer: int, training: bool
+) -> str:
+    """The name in `_modules` of the method in the mode of the layer, made once for layers that are alike.
+
+    `given` are the options of the call. A compiler takes the name as a constant; it could not take the module itself,
+    nor make one.
+    """
+    # True and 1, or 8 and 8.0, are equal, but not as options
+    arguments = (settings, given, tuple(type(value) for _, value in given), head_dim, scale, layer, training)
+    if arguments not in _names:
+        module = settings.build(given, head_dim, scale, layer).train(training)
+        while len(_names) >= MODULES:
+            delattr(_modules, _names.pop(next(iter(_names))))
+        _names[arguments] = f"module_{next(_numbers)}"
+        setattr(_modules, _names[arguments], module)
+    return _names[arguments]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def budget_of_call(settings: Settings, given: Given) -> int | None:
+    """d of a call with such options, None where another option sets the size; or an error that names a wrong one."""
+    for name, value in given:
+        try:
+            hash(value)
+        except TypeError:
+            raise TypeError(f"{name} must be a single value, got {value!r} of type {type(value).__name__}") from None
+    place = module_name(settings, given, 8, None, 0, False)
+    return settings.budget_in_force(getattr(_modules, place), given)
+
+
+@contextmanager
+def watch() -> Iterator[Counter[str]]:
+    """Count what the layers of all models do meanwhile: "sketched", or why one was exact.
+
+    Gradient checkpointing counts a layer twice, a compiled model is not counted.
+    """
+    counter: Counter[str] = Counter()
+    _watching.append(counter)
+    try:
+        yield counter
+    finally:
+        _watching[:] = [other for other in _watching if other is not counter]
+
+
+def warn_again() -> None:
+    """Forget that a name has warned of dropout."""
+    _warned.clear()
+
+
+def _report(settings: Settings, reason: str | None, dropout: float) -> None:
+    for counter in _watching:
+        counter[reason or SKETCHED] += 1
+    if dropout and reason is None and settings.name not in _warned:
+        _warned.add(settings.name)
+        warnings.warn(
+            f"attn_implementation={settings.name!r} has no attention dropout: the model's {dropout:g} is ignored in "
+            "sketched layers; set it to 0 in the model's config to silence this",
+            stacklevel=3,
+        )

@@ -1,0 +1,87 @@
+"""`register`: the names that transformers knows, and the settings behind each."""
+
+from functools import partial
+from operator import index
+from typing import Any, NoReturn
+
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from skeinformer.attention import METHODS
+from skeinformer.huggingface.interface import attention_forward, warn_again
+from skeinformer.huggingface.rules import padding_mask
+from skeinformer.huggingface.settings import Settings, available, hashable, left_out, option_names
+from skeinformer.registry import check_flag, check_options, lookup
+
+REGISTERED: dict[str, Settings] = {}  # by name
+
+
+def register(
+    method: str | None = None,
+    *,
+    budget: int | None = None,
+    seed: int | None = 0,
+    decoder_cross_attention: bool = False,
+    **options: object,
+) -> tuple[str, ...]:
+    """Make `skein` and the other names known to transformers, and return those that this call has set.
+
+    With a `method`, only its name is set. Without one all are, and `options` go to the methods that have such an
+    option. Calling again changes the settings of models that are already in use.
+
+    budget: d; None is each method's own default. seed: evaluation is deterministic, a layer that knows its number i
+    (`layer_idx`) draws by `seed * 1009 + i`; None draws anew at every call, as training always does, from torch's
+    global state. decoder_cross_attention: sketch the cross-attention of decoders too. It is exact by default: which
+    keys are chosen depends on all queries, so that an earlier token would see a little of the later ones.
+    """
+    if method is not None:
+        lookup("attention", method, METHODS)
+        if reason := left_out(method):
+            raise ValueError(f"{method!r} cannot stand in for a model's attention: {reason}")
+    check_flag("decoder_cross_attention", decoder_cross_attention)
+    chosen = list(available()) if method is None else [method]
+    known = {name for other in chosen for name in option_names(other)}
+    check_options("register" if method is None else f"attention {method!r}", options, sorted(known))
+    found = [read_settings(other, budget, seed, decoder_cross_attention, options) for other in chosen]
+    for settings in found:
+        REGISTERED[settings.name] = settings
+        AttentionInterface.register(settings.name, partial(attention_forward, settings))
+        AttentionMaskInterface.register(settings.name, padding_mask)
+    warn_again()
+    return tuple(settings.name for settings in found)
+
+
+def read_settings(
+    method: str, budget: int | None, seed: int | None, decoder_cross_attention: bool, options: dict[str, Any]
+) -> Settings:
+    """The settings of one method, of whose options some may be given; or an error that names what is wrong."""
+    own = option_names(method)
+    kept = tuple((name, hashable(value)) for name, value in options.items() if name in own)
+    Settings(method, budget, seed, decoder_cross_attention, kept).build()  # raises for a wrong value
+    whole = None if budget is None else index(budget)
+    return Settings(method, whole, seed, decoder_cross_attention, kept)
+
+
+def unregister() -> tuple[str, ...]:
+    """Forget all settings, and return their names. A model that still has such a name raises when called."""
+    gone = tuple(REGISTERED)
+    REGISTERED.clear()
+    announce()
+    return gone
+
+
+def announce() -> None:
+    """Let transformers know all names, so that a model that has one says what is missing until it is registered."""
+    for name in available().values():
+        AttentionInterface.register(name, partial(not_registered, name))
+        AttentionMaskInterface.register(name, partial(not_registered, name))
+
+
+def not_registered(name: str, *inputs: Any, **options: Any) -> NoReturn:
+    """What stands for a name without settings, as attention and as mask."""
+    raise RuntimeError(
+        f"attn_implementation={name!r} is not registered: call skeinformer.huggingface.register() first, or load the "
+        "model by skeinformer.huggingface.load_pretrained"
+    )
+
+
+announce()

@@ -1,0 +1,99 @@
+"""What a registered name does: its method with options, and the modules that layers get by them."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from skeinformer.attention import METHODS, Attention, Method, build
+from skeinformer.attention.seeds import layer_seed
+
+SKEINFORMER = "skeinformer"
+OF_THE_LAYER = ("max_len", "scale")  # set for each layer, not by the user
+
+Given = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The method of a registered name, and how it is called."""
+
+    method: str
+    budget: int | None = None
+    """None is the method's own default, or what another option sets."""
+    seed: int | None = 0
+    decoder_cross_attention: bool = False
+    options: Given = ()
+    """Those of the method."""
+    option_names: frozenset[str] = field(init=False, compare=False)
+    """What a call may change by keyword."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "option_names", option_names(self.method))
+
+    @property
+    def name(self) -> str:
+        """What `attn_implementation` calls it."""
+        return name_of(self.method)
+
+    @property
+    def row(self) -> Method:
+        """What is known of the method."""
+        return METHODS[self.method]
+
+    def merged(self, given: Given) -> dict[str, Any]:
+        """All options, those of a call before those that were registered; a call that sets the size sets it alone."""
+        sizes = {"budget", *self.row.make.sizes}
+        registered = {"budget": self.budget, "seed": self.seed, **dict(self.options)}
+        if not sizes.isdisjoint(dict(given)):
+            registered = {name: value for name, value in registered.items() if name not in sizes}
+        return {**registered, **dict(given)}
+
+    def budget_in_force(self, module: Attention, given: Given = ()) -> int | None:
+        """d of the module for a call, or None where another option than the budget sets the size."""
+        options = self.merged(given)
+        fixed = any(options.get(name) is not None for name in self.row.make.sizes)
+        return None if fixed else module.budget
+
+    def build(self, given: Given = (), head_dim: int = 8, scale: float | None = None, layer: int = 0) -> Attention:
+        """The method as a module for a layer, with the options of a call."""
+        options = self.merged(given)
+        if "scale" in self.row.option_names():
+            options["scale"] = scale
+        options["seed"] = layer_seed(options["seed"], layer)
+        module = build(self.method, head_dim=head_dim, **options)
+        if any(True for _ in module.parameters()):
+            raise ValueError(f"{self.method!r} with these options has parameters of its own, which nothing has trained")
+        return module
+
+
+def name_of(method: str) -> str:
+    """`skein` for Skeinformer, `skein-NAME` for the others."""
+    return "skein" if method == SKEINFORMER else f"skein-{method}"
+
+
+def available() -> dict[str, str]:
+    """The methods that can be registered, and their names for `attn_implementation`."""
+    return {method: name_of(method) for method in METHODS if left_out(method) is None}
+
+
+@cache
+def left_out(method: str) -> str | None:
+    """Why a method of METHODS is not registered, or None if it is."""
+    if METHODS[method].quadratic:
+        return "it takes quadratic time and gains nothing over 'sdpa'"
+    if METHODS[method].shares_keys:
+        return "it shares queries and keys, which a pretrained model projects apart"
+    if any(True for _ in build(method, head_dim=8, max_len=8, budget=8).parameters()):
+        return "it has parameters of its own, which a pretrained model does not bring"
+    return None
+
+
+@cache
+def option_names(method: str) -> frozenset[str]:
+    """The options of a method that `register` and a call take."""
+    return frozenset(METHODS[method].option_names()).difference(OF_THE_LAYER) | {"budget", "seed"}
+
+
+def hashable(value: Any) -> Any:
+    """A list as a tuple, anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,132 @@
+"""A method has the same options whichever way it is called, and every way names an option that is misspelled."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import skeinformer
+from skeinformer.attention import METHODS
+from skeinformer.attention.seeds import layer_seed
+from tests.helpers import tensors
+
+WIDTH, HEADS, N = 8, 2, 20
+IN_A_LAYER = [name for name, row in METHODS.items() if not row.shares_keys]  # which torch's layer projects apart
+
+
+@pytest.fixture
+def huggingface() -> Iterator[Any]:
+    pytest.importorskip("transformers", reason="needs transformers, of the extra `lab`")
+    module = importlib.import_module("skeinformer.huggingface")
+    yield module
+    module.unregister()
+
+
+def layer(name: str) -> nn.MultiheadAttention:
+    """A layer of torch; attention dropout is the layer's own, so it has what the row would set."""
+    dropout: Any = METHODS[name].options.get("dropout", 0.0)
+    return nn.MultiheadAttention(WIDTH, HEADS, dropout=dropout, batch_first=True)
+
+
+def needed(name: str) -> dict[str, Any]:
+    """What a method with parameters for each position must be told."""
+    return {"max_len": N} if name == "linformer" else {}
+
+
+@pytest.mark.parametrize("name", IN_A_LAYER)
+def test_defaults_are_the_same_in_a_layer_and_in_a_converted_model(name: str) -> None:
+    expected = skeinformer.build(name, head_dim=WIDTH // HEADS, **needed(name)).options
+    told = {"dropout": layer(name).dropout, "method": name, **needed(name)}
+    assert skeinformer.nn.MultiheadAttention(WIDTH, HEADS, **told).attention.options == expected
+    model: Any = layer(name)
+    skeinformer.convert(model, name, **needed(name))
+    assert model.attention.options == expected
+
+
+@pytest.mark.parametrize("name", IN_A_LAYER)
+def test_defaults_are_the_same_in_compare(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run: Any = importlib.import_module("skeinformer.compare.run")
+    measure_call, seen = run.measure_call, []
+
+    def measured(call: Any, plan: Any) -> Any:
+        seen.append(call.make(plan.budget))
+        return measure_call(call, plan)
+
+    monkeypatch.setattr(run, "measure_call", measured)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = layer(name)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.attention(x, x, x)[0]
+            return output
+
+    skeinformer.compare(Model(), torch.randn(1, N, WIDTH), name, rounds=1, show=False, **needed(name))
+    (attention,) = seen
+    assert attention.options == skeinformer.build(name, head_dim=WIDTH // HEADS, **needed(name)).options
+
+
+def test_defaults_are_the_same_in_register(huggingface: Any) -> None:
+    registered = importlib.import_module("skeinformer.huggingface.registration").REGISTERED
+    expected = {name: skeinformer.build(method, head_dim=8).options for method, name in huggingface.available().items()}
+    huggingface.register()
+    assert {name: settings.build().options for name, settings in registered.items()} == expected
+    huggingface.unregister()
+    for method in huggingface.available():
+        huggingface.register(method)
+    assert {name: settings.build().options for name, settings in registered.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("skeinformer", skeinformer.skein_attention), ("cluster", skeinformer.cluster_attention)]
+)
+def test_defaults_are_the_same_in_functions(name: str, function: Callable[..., torch.Tensor]) -> None:
+    q, k, v = tensors(n=40)
+    module = skeinformer.build(name, head_dim=q.shape[-1])
+    noise = module.sample_noise(q, k)
+    assert torch.equal(function(q, k, v, noise=noise), module(q, k, v, noise=noise))
+
+
+def test_the_budgets_that_methods_have_of_their_own() -> None:
+    own = {name: skeinformer.build(name, head_dim=8, max_len=8).budget for name in METHODS}
+    assert own == {name: 16 if name == "cluster" else 256 for name in METHODS}
+
+
+def ways(method: str, huggingface: Any) -> dict[str, Callable[..., object]]:
+    """Every way to give options to a method."""
+    x = torch.randn(1, N, WIDTH)
+    encoder = nn.TransformerEncoderLayer(WIDTH, HEADS, WIDTH, batch_first=True)
+    return {
+        "build": lambda **given: skeinformer.build(method, head_dim=8, **given),
+        "layer": lambda **given: skeinformer.nn.MultiheadAttention(WIDTH, HEADS, method=method, **given),
+        "convert": lambda **given: skeinformer.convert(encoder, method, **given),
+        "compare": lambda **given: skeinformer.compare(encoder, x, method, rounds=1, show=False, **given),
+        "register": lambda **given: huggingface.register(method, **given),
+        "register all": lambda **given: huggingface.register(**given),
+    }
+
+
+@pytest.mark.parametrize("way", ["build", "layer", "convert", "compare", "register", "register all"])
+@pytest.mark.parametrize("method", ["skeinformer", "cluster", "performer"])
+@pytest.mark.parametrize("other", ["num_sample", "num_samples", "samples", "num_features", "num_landmarks", "budgte"])
+def test_other_names_of_the_budget_are_told_its_name(other: str, method: str, way: str, huggingface: Any) -> None:
+    with pytest.raises(TypeError, match=f"has no option '{other}'; did you mean 'budget'"):
+        ways(method, huggingface)[way](**{other: 64})
+
+
+@pytest.mark.parametrize("way", ["build", "layer", "convert", "compare", "register", "register all"])
+def test_two_options_for_one_size_are_refused(way: str, huggingface: Any) -> None:
+    with pytest.raises(ValueError, match="budget=8 and block_size=2 both set the size of BigBird; give one"):
+        ways("bigbird", huggingface)[way](budget=8, block_size=2)
+
+
+def test_the_seed_of_a_layer() -> None:
+    assert [layer_seed(seed, 2) for seed in (0, 1, 7, None)] == [2, 1011, 7065, None]
+    assert layer_seed(True, 2) is True  # no number: left to be refused
+    seeds = {layer_seed(seed, i) for seed in range(50) for i in range(1009)}
+    assert len(seeds) == 50 * 1009
