@@ -19,14 +19,17 @@ from skeinformer.attention.certificate import count_real
 from skeinformer.attention.clusters import ASKED, Clusters, merge_clusters, query_metric
 from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.pilots import Pilots, compute_pilots
+from skeinformer.attention.queries import virtual_queries
 from skeinformer.attention.selection import Selection, uniform_rows
 from skeinformer.attention.virtual_keys import from_mask
+from skeinformer.kernels.choice import known, recorded
 from skeinformer.kernels.merge import Merged, Virtual, attend_merged
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand
 from skeinformer.registry import check_choice, check_count, check_flag
 
 Quality = Literal["fast", "accurate"]
+Gradient = Literal["queries", "keys"]
 
 
 class ClusterOptions(NamedTuple):
@@ -37,6 +40,7 @@ class ClusterOptions(NamedTuple):
     num_pilots: int | None = None
     num_steps: int | None = None
     first_order: bool = True
+    gradient: Gradient = "queries"
     scale: float | None = None
 
 
@@ -70,12 +74,16 @@ def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions)
     rows = uniform_rows(noise.pilots, query_mask, num_pilots)
     asked, spent = rows_of_metric(noise.pilots, query_mask, num_pilots, ASKED * query.shape[-1])
 
-    def make() -> tuple[Merged, tuple[Pilots, Clusters]]:
+    # the gradient of exact attention, estimated; where every key has its own cluster the output's own is that
+    estimated = options.gradient == "queries" and key.shape[-2] > d and recorded(key, value)
+    full = None if key_mask is None else (key_mask.sum(-1) <= d)[..., None, None]  # (b, 1, 1, 1)
+
+    def make(key: Tensor, value: Tensor) -> tuple[Merged, tuple[Pilots, Clusters]]:
         pilots = compute_pilots(query, rows, source, scale, with_mass=True)
         metric = query_metric(gather_rows(query, asked.indices), asked.live)
         clusters = merge_clusters(
             pilots,
-            source,
+            source._replace(keys=key, values=value),
             noise.centers,
             d,
             num_steps=num_steps,
@@ -84,9 +92,14 @@ def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions)
             metric=metric,
         )
         virtual = Virtual(clusters.virtual.keys, clusters.virtual.values, clusters.slope)
-        return Merged(clusters.merge, virtual, clusters.virtual.log_weight, pilots.as_rows()), (pilots, clusters)
+        estimate = None
+        if estimated:
+            estimate = virtual_queries(noise.pilots, noise.centers, key_mask, clusters.merge.weight, d, key.shape[-1])
+        merged = Merged(clusters.merge, virtual, clusters.virtual.log_weight, pilots.as_rows(), estimate)
+        return merged, (pilots, clusters)
 
-    output, (pilots, clusters) = attend_merged(query, *source, make, scale)
+    full = None if full is None or known(~full) else full
+    output, (pilots, clusters) = attend_merged(query, *source, make, scale, estimated=estimated, full=full)
     return output, Trace(pilots, noise.pilots, spent, (pilots, clusters))
 
 
@@ -135,6 +148,7 @@ class Cluster(Attention):
         check_count("num_pilots", pilots)
         check_count("num_steps", steps, at_least=0)
         check_flag("first_order", options.first_order)
+        check_choice("gradient", options.gradient, ("queries", "keys"))
         return options._replace(budget=budget, num_pilots=pilots, num_steps=steps)
 
     @staticmethod

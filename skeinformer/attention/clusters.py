@@ -43,14 +43,15 @@ class ClusterMerge(NamedTuple):
     center: Tensor | None = None  # (b, h, 1, p), mean q_J
 
     def add_gradients_(
-        self, totals: tuple[Tensor, Tensor], key: Tensor, value: Tensor, virtual: Virtual, gradients: Virtual
+        self, totals: tuple[Tensor | None, Tensor], key: Tensor, value: Tensor, virtual: Virtual, gradients: Virtual
     ) -> None:
         """dk_j += w_j (dk_c / W_c + dC (v_j - v_c)), dv_j += w_j (dv_c / W_c + dC^T (k_j - k_c))."""
         dtype = self.weight.dtype
         d_keys, d_values = (x.to(dtype) for x in gradients[:2])
         if self.rate is None or self.center is None or virtual.slope is None or gradients.slope is None:
             for total, d_means in zip(totals, (d_keys, d_values), strict=True):
-                add_of_clusters_(total, d_means / self.total[..., None], self.assignment, self.weight)
+                if total is not None:
+                    add_of_clusters_(total, d_means / self.total[..., None], self.assignment, self.weight)
             return
         keys, values, slope, d_slope = (x.to(dtype) for x in (*virtual[:2], virtual.slope, gradients.slope))
         values = values + self.center @ slope  # the means: virtual values are shifted by the slope's constant
@@ -59,6 +60,8 @@ class ClusterMerge(NamedTuple):
             (totals[0], value, values, d_keys, d_covariance.mT),
             (totals[1], key, keys, d_values, d_covariance),
         ):
+            if total is None:
+                continue
             of_cluster = d_means / self.total[..., None] - means @ across  # (b, h, d, p)
             add_of_clusters_(total, of_cluster, self.assignment, self.weight, other, across)
 

@@ -21,21 +21,22 @@ class ColumnMerge(NamedTuple):
     rest: Tensor | None  # (b, h, n_k) of each value in the mean of the unchosen ones
 
     def add_gradients_(
-        self, totals: tuple[Tensor, Tensor], key: Tensor, value: Tensor, virtual: Virtual, gradients: Virtual
+        self, totals: tuple[Tensor | None, Tensor], key: Tensor, value: Tensor, virtual: Virtual, gradients: Virtual
     ) -> None:
         d_key, d_value = totals
         d_keys, d_values, _ = gradients
-        if self.share is not None:
-            d_keys, last = d_keys.tensor_split((-1,), -2)  # (b, h, d, p), (b, h, 1, p)
-            d_keys = d_keys.addcmul(self.share[..., None].to(last.dtype), last)
+        if d_key is not None:
+            if self.share is not None:
+                d_keys, last = d_keys.tensor_split((-1,), -2)  # (b, h, d, p), (b, h, 1, p)
+                d_keys = d_keys.addcmul(self.share[..., None].to(last.dtype), last)
+            add_rows_(d_key, self.columns, d_keys)
         if self.rest is not None:
             d_values, last = d_values.tensor_split((-1,), -2)
             d_value.addcmul_(self.rest[..., None].to(last.dtype), last)
-        add_rows_(d_key, self.columns, d_keys)
         add_rows_(d_value, self.columns, d_values)
 
 
-def merge_columns(source: VirtualKeys, chosen: Selection, *, with_rest: bool = True) -> tuple[ColumnMerge, VirtualKeys]:
+def merge_columns(source: VirtualKeys, chosen: Selection, with_rest: bool = True) -> tuple[ColumnMerge, VirtualKeys]:
     """The chosen slots with their weights, and with the rest one slot for all others: (b, h, d + 1, p).
 
     That slot has the mean chosen key (its score is log g, line 8), the mean unchosen value (v / (n - d), line 10) and

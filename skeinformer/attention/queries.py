@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.clusters import find_centers, nearest, query_metric
-from skeinformer.attention.selection import sample_without_replacement
+from skeinformer.attention.selection import sample_without_replacement, uniform_rows
 from skeinformer.kernels.choice import statistics_dtype
-from skeinformer.kernels.clusters import cluster_sums
-from skeinformer.kernels.fused import attend_backward, attend_with_normalizer
+from skeinformer.kernels.fused import row_gradients
+from skeinformer.kernels.queries import query_sums
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import scramble
 
@@ -42,6 +42,10 @@ class VirtualQueries(NamedTuple):
     mass: Tensor  # (b, h, n_k), m
     size: int  # d
 
+    def of_rows(self, rows: Tensor) -> "VirtualQueries":
+        """The same for some of the queries."""
+        return self._replace(u=self.u.gather(-1, rows))
+
     @torch.no_grad()
     def gradients(
         self,
@@ -54,45 +58,39 @@ class VirtualQueries(NamedTuple):
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         """dK and dV. Time O(n d p), memory O(n p)."""
-        dtype, d = statistics_dtype(query), min(self.size, query.shape[-2])
-        G = gradient.to(dtype)
-        unit = G.abs().amax((-2, -1), keepdim=True)  # in it squares and sums are of moderate size
+        dtype, d, p_v = statistics_dtype(query), min(self.size, query.shape[-2]), value.shape[-1]
+        unit = gradient.abs().amax((-2, -1), keepdim=True).to(dtype)  # in it squares and sums are of moderate size
         unit = unit.where(unit > 0, 1)
-        G = G / unit
-        size: Tensor = torch.linalg.vector_norm(G, dim=-1)  # (b, h, n)
+        size: Tensor = torch.linalg.vector_norm(gradient / unit, dim=-1, dtype=dtype)  # (b, h, n)
         places = query.detach().to(dtype)
         metric = query_metric(gather_rows(key, self.asked), self.asked_live)
         sample = sample_without_replacement(size.log(), self.u, SAMPLE * d)
         assignment = nearest(places, find_centers(places, sample, d, 1, metric), metric)  # (b, h, n)
-        # one sum over clusters: the queries by the root of |G|, that root, queries, 1, gradients, delta
-        root, one = size.sqrt()[..., None], torch.ones_like(size)[..., None]
-        delta = (G * output.to(dtype)).sum(-1, keepdim=True)
-        p, p_v = query.shape[-1], value.shape[-1]
-        columns = torch.cat([places * root, root, places, one, G, delta], -1)  # (b, h, n, 2 p + p_v + 3)
-        weighted, total, plain, count, G_c, delta_c = cluster_sums(columns, assignment, d).split(
-            [p, 1, p, 1, p_v, 1], -1
-        )
-        q_c = weighted / total.clamp(min=torch.finfo(dtype).tiny)  # (b, h, d, p)
-        mean = plain / count.clamp(min=1)
-        C = places.mT @ G - mean.mT @ G_c  # (b, h, p, p_v)
-        e = (places.mT @ delta - mean.mT @ delta_c).mT  # (b, h, 1, p)
-        rows, G_c = q_c.to(query.dtype), G_c.to(query.dtype)
-        d_key, d_value = row_gradients(rows, key, value, log_weight, G_c, scale)
-        first_order = (value.to(dtype) @ C.mT - e) * (scale * self.mass[..., None])
-        return (d_key.add_(first_order) * unit).to(key.dtype), (d_value * unit).to(value.dtype)
+        sums = query_sums(query.detach(), gradient, output.detach(), size.sqrt(), unit, assignment, d)
+        mean = sums.weighted / sums.total.clamp(min=torch.finfo(dtype).tiny)  # (b, h, d, p), q_c
+        centered = sums.product - (sums.queries / sums.members.clamp(min=1)).mT @ sums.gradient
+        C, e = centered[..., :p_v], centered[..., p_v:]  # (b, h, p, p_v), (b, h, p, 1)
+        rows, of_rows = mean.to(query.dtype), sums.gradient[..., :p_v].to(query.dtype)
+        d_key, d_value = row_gradients(rows, key, value, log_weight, of_rows, scale)
+        d_key = d_key + (value.to(dtype) @ C.mT - e.mT) * (scale * self.mass[..., None])
+        return (d_key * unit).to(key.dtype), (d_value * unit).to(value.dtype)
 
 
-def row_gradients(
-    queries: Tensor, key: Tensor, value: Tensor, log_weight: Tensor | None, gradient: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """What a few exact rows give to keys and values, in the precision of statistics: O(d n p), O(n p) in memory."""
-    dtype = statistics_dtype(key)
-    output, normalizer = attend_with_normalizer(queries, key, value, log_weight, scale)
-    _, d_key, d_value = attend_backward(gradient, queries, key, value, log_weight, output, normalizer, scale)
-    return d_key.to(dtype), d_value.to(dtype)
+def virtual_queries(
+    of_queries: Tensor,  # (b, h, n), uniform numbers
+    of_keys: Tensor,  # (b, h, n_k), uniform numbers
+    key_mask: Tensor | None,
+    mass: Tensor,
+    size: int,
+    width: int,
+) -> VirtualQueries:
+    """What decides `size` virtual queries, from the numbers that decided the output already."""
+    asked = uniform_rows(of_keys, key_mask, ASKED * width)
+    return VirtualQueries(fresh_numbers(of_queries), *asked, mass, size)
 
 
 def fresh_numbers(u: Tensor) -> Tensor:
     """Other uniform numbers, a function of these: the ranks of one say nothing about those of the other."""
     bits = scramble((u * 2**BITS).long(), BITS)
-    return (bits.to(u.dtype) + 0.5) * 2.0**-BITS
+    fresh: Tensor = bits.to(u.dtype).add(0.5).mul(2.0**-BITS)
+    return fresh

@@ -85,11 +85,11 @@ def algorithm_1(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> tup
             return pilots, log_importance(pilots, source, scale)
         return pilots, source.log_weights()
 
-    def select() -> tuple[Merged, Selected]:
+    def select(key: Tensor, value: Tensor) -> tuple[Merged, Selected]:
         pilots, log_probability = rows_and_importance()
         # lines 5 to 10: columns J', and what stands for the others
         columns = sample_without_replacement(log_probability, noise.columns, options.budget)
-        merge, virtual = merge_columns(source, columns, with_rest=options.row_norm == "adaptive")
+        merge, virtual = merge_columns(source._replace(keys=key, values=value), columns, options.row_norm == "adaptive")
         # line 12: the pilot rows are known exactly
         rows = pilots.as_rows() if pilots is not None and options.reuse_pilots else None
         merged = Merged(merge, Virtual(virtual.keys, virtual.values, None), virtual.log_weight, rows)

@@ -85,6 +85,39 @@ def attend_backward(
     return gradients
 
 
+def row_gradients(
+    queries: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | None, gradient: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """What a few rows give to keys and values, given the gradient of their output, in the precision of statistics.
+
+    Time O(d n p). The fused CPU kernel holds O(n p); elsewhere the d x n weights are formed.
+    """
+    dtype, p, p_v = statistics_dtype(keys), keys.shape[-1], values.shape[-1]
+    if queries.device.type != "cpu":
+        return _row_gradients_unfused(queries, keys, values, log_weight, gradient, scale)
+    width = max(p, p_v)
+    queries, keys, values, gradient = (_widen(x, width) for x in (queries, keys, values, gradient))
+    output, normalizer = attend_with_normalizer(queries, keys, values, log_weight, scale)
+    _, d_keys, d_values = attend_backward(gradient, queries, keys, values, log_weight, output, normalizer, scale)
+    return d_keys[..., :p].to(dtype), d_values[..., :p_v].to(dtype)
+
+
+def _row_gradients_unfused(
+    queries: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | None, gradient: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    dtype = statistics_dtype(keys)
+    queries, keys, values, gradient = (x.to(dtype) for x in (queries, keys, values, gradient))
+    scores = scale * (queries @ keys.mT)  # (..., d, n)
+    if log_weight is not None:
+        scores = (scores + log_weight[..., None, :]).clamp(min=torch.finfo(dtype).min)
+    weights = scores.softmax(-1)
+    if log_weight is not None:
+        weights = weights.masked_fill(log_weight[..., None, :] == -torch.inf, 0)
+    of_weights = gradient @ values.mT
+    of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+    return scale * (of_scores.mT @ queries), weights.mT @ gradient
+
+
 def _kernel_form(
     query: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -9,9 +9,12 @@ they meet in a dozen tensors of n rows that are filled, copied and added; by han
 rows J are kept out of the first call's gradient by a normalizer of +inf, which makes their weights zero.
 
 A merge may also have a slope G, made of K and V: then R = softmax(s Q K'^T + w') V' + Q G, and G's gradient is Q^T dR.
+
+Where there is an Estimate, it gives the gradients of K and V in place of the derivative of R through the merge: those of
+exact attention, estimated. For V the mean of both is taken, whose errors differ. Q's gradient is that of R.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -43,9 +46,30 @@ class Merge(Protocol):
     def __iter__(self) -> Iterator[Tensor | None]: ...
 
     def add_gradients_(
-        self, totals: tuple[Tensor, Tensor], key: Tensor, value: Tensor, virtual: Virtual, gradients: Virtual
+        self, totals: tuple[Tensor | None, Tensor], key: Tensor, value: Tensor, virtual: Virtual, gradients: Virtual
     ) -> None:
-        """totals += the gradients for K and V from those for virtual keys, virtual values and slope."""
+        """totals += the gradients for K (unless None) and V from those for virtual keys, virtual values and slope."""
+
+
+class Estimate(Protocol):
+    """Gradients of exact attention for K and V. A NamedTuple of tensors and numbers, drawn already."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def of_rows(self, rows: Tensor) -> "Estimate":
+        """The same for some of the queries, (b, h, k)."""
+
+    def gradients(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_weight: Tensor | None,
+        output: Tensor,
+        gradient: Tensor,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """For K and V, from the output and its gradient, which is 0 in rows that count for nothing."""
 
 
 class ExactRows(NamedTuple):
@@ -64,6 +88,7 @@ class Merged(NamedTuple):
     virtual: Virtual
     log_weight: Tensor | None  # (b, h, m')
     rows: ExactRows | None
+    estimate: Estimate | None = None
 
 
 def attend_merged(
@@ -71,32 +96,118 @@ def attend_merged(
     key: Tensor,  # (b, h, n_k, p)
     value: Tensor,  # (b, h, n_k, p_v)
     log_weight: Tensor | None,  # (b, h, n_k)
-    make: Callable[[], tuple[Merged, T]],
+    make: Callable[[Tensor, Tensor], tuple[Merged, T]],
     scale: float,
+    *,
+    estimated: bool = False,
+    full: Tensor | None = None,  # (b, h, 1, 1)
 ) -> tuple[Tensor, T]:
-    """Attention over what `make` makes of query, key and value, and what `make` says beside it: (b, h, n, p_v).
+    """Attention over what `make` makes of key and value, and what `make` says beside it: (b, h, n, p_v).
 
-    Gradients reach query, key and value: by hand, from what was drawn, or else by autograd through `make`.
+    Gradients reach query, key and value: by hand, from what was drawn, or else by autograd through `make`. estimated:
+    whether `make` makes an Estimate of the gradients of key and value. full: where R is exact and its derivative taken.
     """
     if not by_hand(query, value):
-        (merge, virtual, weight, rows), said = make()
-        output = attend(query, virtual.keys, virtual.values, weight, scale)
-        if virtual.slope is not None:
-            output = output + query @ virtual.slope.to(query.dtype)
-        return write_rows(output, rows), said
+        made, said = make(*(parts_of_gradient(key, value, full) if estimated else (key, value)))
+        output = attend(query, *made.virtual[:2], made.log_weight, scale)
+        if made.virtual.slope is not None:
+            output = output + query @ made.virtual.slope.to(query.dtype)
+        output = write_rows(output, made.rows)
+        if made.estimate is not None and recorded(key, value):
+            tensors, numbers = split(made.estimate)
+            indices = None if made.rows is None else made.rows.indices
+            kind = (type(made.estimate), numbers)
+            output = AddGradient.apply(output, key, value, query.detach(), log_weight, indices, full, kind, scale, *tensors)  # type: ignore[no-untyped-call]
+        return output, said
     with torch.no_grad():
-        (merge, virtual, weight, rows), said = make()
-    if virtual.slope is not None:
-        virtual = virtual._replace(slope=virtual.slope.to(query.dtype))
+        made, said = make(key, value)
+    if made.virtual.slope is not None:
+        made = made._replace(virtual=made.virtual._replace(slope=made.virtual.slope.to(query.dtype)))
     if not recorded(query, key, value):
-        return _attend_others(query, virtual, weight, rows, scale, in_place=True)[0], said
-    written = _AttendMerged.apply(query, key, value, log_weight, Merged(merge, virtual, weight, rows), scale)  # type: ignore[no-untyped-call]
+        return _attend_others(query, made.virtual, made.log_weight, made.rows, scale, in_place=True)[0], said
+    written = _AttendMerged.apply(query, key, value, log_weight, made, full, scale)  # type: ignore[no-untyped-call]
     return cast(Tensor, written), said
 
 
 def by_hand(query: Tensor, value: Tensor) -> bool:
     """Whether `attend_merged` takes its own gradient: on a CPU, outside of compiled graphs and function transforms."""
     return at_hand(query) and query.shape[-1] == value.shape[-1]
+
+
+def parts_of_gradient(key: Tensor, value: Tensor, full: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same tensors, through which none of K's gradient and half of V's flows; all of it where `full`."""
+    held_key, held_value = key.detach(), value.detach()
+    half = held_value + (value - held_value) / 2
+    if full is None:
+        return held_key, half
+    return torch.where(full, key, held_key), torch.where(full, value, half)
+
+
+def split(drawn: Iterable[Any]) -> tuple[list[Tensor | None], list[Any]]:
+    """What was drawn as tensors, for the backward pass to be saved as such, and as other things; None in each gap."""
+    fields = list(drawn)
+    tensors = [x if isinstance(x, Tensor) else None for x in fields]
+    return tensors, [None if isinstance(x, Tensor) else x for x in fields]
+
+
+def joined(kind: type[Any], tensors: Iterable[Tensor | None], others: Iterable[Any]) -> Any:
+    """What `split` took apart."""
+    return kind(*(other if x is None else x for x, other in zip(tensors, others, strict=True)))
+
+
+def estimated_gradients(
+    estimate: Estimate,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_weight: Tensor | None,
+    output: Tensor,
+    gradient: Tensor,
+    full: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """The estimate's part of the gradients of K and V: all of the one and half of the other, nothing where `full`."""
+    d_key, d_value = estimate.gradients(query, key, value, log_weight, output, gradient, scale)
+    d_value = d_value / 2
+    return (d_key, d_value) if full is None else (d_key.masked_fill(full, 0), d_value.masked_fill(full, 0))
+
+
+class AddGradient(torch.autograd.Function):
+    """The output as it is; in the backward pass K and V get what is estimated for them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        output: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query: Tensor,
+        log_weight: Tensor | None,
+        indices: Tensor | None,
+        full: Tensor | None,
+        kind: tuple[type[Any], list[Any]],
+        scale: float,
+        *tensors: Tensor | None,
+    ) -> Tensor:
+        return output.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *held, ctx.kind, ctx.scale = inputs[:9]
+        ctx.save_for_backward(*held, *inputs[9:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        output, key, value, query, log_weight, indices, full, *tensors = ctx.saved_tensors
+        estimate = joined(ctx.kind[0], tensors, ctx.kind[1])
+        of_others = gradient
+        if indices is not None:
+            of_others = gradient.scatter(-2, indices[..., None].expand(*indices.shape, gradient.shape[-1]), 0)
+        d_key, d_value = estimated_gradients(
+            estimate, query, key, value, log_weight, output, of_others, full, ctx.scale
+        )
+        return gradient, d_key, d_value, *[None] * (6 + len(tensors))
 
 
 def write_rows(output: Tensor, rows: ExactRows | None) -> Tensor:
@@ -151,23 +262,34 @@ def _attend_others(
 class _AttendMerged(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, log_weight: Tensor | None, merged: Merged, scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_weight: Tensor | None,
+        merged: Merged,
+        full: Tensor | None,
+        scale: float,
     ) -> Tensor:
-        merge, virtual, weight, exact = merged
+        merge, virtual, weight, exact, estimate = merged
         output, others = _attend_others(query, virtual, weight, exact, scale, in_place=False)
         if exact is not None and others.rows is None:
             others.normalizer.scatter_(-1, exact.indices, torch.inf)
         rows = () if exact is None else tuple(exact)
+        estimating, numbers = ([], []) if estimate is None else split(estimate)
         # all that was drawn too: a checkpoint that draws anew would else mix two draws
-        ctx.save_for_backward(key, value, log_weight, *others, *virtual, weight, *rows, *merge)
+        ctx.save_for_backward(key, value, log_weight, full, *others, *virtual, weight, *rows, *estimating, *merge)
         ctx.merge, ctx.num_exact, ctx.scale = type(merge), len(rows), scale
+        ctx.estimate, ctx.numbers = None if estimate is None else type(estimate), numbers
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        key, value, log_weight, rows, query, output, normalizer, keys, values, slope, weight, *rest = ctx.saved_tensors
-        exact, drawn = rest[: ctx.num_exact], rest[ctx.num_exact :]
+        key, value, log_weight, full, rows, query, output, normalizer, *rest = ctx.saved_tensors
+        keys, values, slope, weight, *rest = rest
+        exact, rest = rest[: ctx.num_exact], rest[ctx.num_exact :]
+        estimating, drawn = rest[: len(ctx.numbers)], rest[len(ctx.numbers) :]
         of_others = gradient if rows is None else gather_rows(gradient, rows)
         d_query, d_keys, d_values = attend_backward(
             of_others, query, keys, values, weight, output, normalizer, ctx.scale
@@ -192,5 +314,28 @@ class _AttendMerged(torch.autograd.Function):
         else:
             d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
         virtual, gradients = Virtual(keys, values, slope), Virtual(d_keys, d_values, d_slope)
-        ctx.merge(*drawn).add_gradients_((d_key, d_value), key, value, virtual, gradients)
-        return d_query, d_key, d_value, None, None, None
+        merge = ctx.merge(*drawn)
+        if ctx.estimate is None:
+            merge.add_gradients_((d_key, d_value), key, value, virtual, gradients)
+            return d_query, d_key, d_value, None, None, None, None
+        if slope is not None:
+            output = _add_slope(output, query, slope, torch.empty_like(output))
+        estimate = joined(ctx.estimate, estimating, ctx.numbers)
+        if rows is not None:
+            estimate = estimate.of_rows(rows)
+        elif exact:
+            of_others = write_rows_(of_others.clone(), exact[0], torch.zeros_like(exact[2]))
+        e_key, e_value = estimated_gradients(
+            estimate, query, key, value, log_weight, output, of_others, full, ctx.scale
+        )
+        d_key += e_key
+        d_value += e_value
+        if full is None:
+            halves = Virtual(d_keys, d_values / 2, None if d_slope is None else d_slope / 2)
+            merge.add_gradients_((None, d_value), key, value, virtual, halves)
+        else:
+            t_key, t_value = torch.zeros_like(key), torch.zeros_like(value)
+            merge.add_gradients_((t_key, t_value), key, value, virtual, gradients)
+            d_key += t_key.masked_fill_(~full, 0)
+            d_value += torch.where(full, t_value, t_value / 2)
+        return d_query, d_key, d_value, None, None, None, None

@@ -1,0 +1,202 @@
+"""Virtual queries: the transcription, exactness, masks, precision, checkpoints, compilation, and that they gain."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from skeinformer import build, cluster_attention
+from skeinformer.attention.queries import SAMPLE, VirtualQueries, fresh_numbers
+from skeinformer.kernels.choice import plain_forms
+from skeinformer.noise import gumbel
+from tests import reference_queries
+from tests.helpers import generator, gradients, lengths_mask, random_mask, tensors
+
+
+def exact_gradients(q: Tensor, k: Tensor, v: Tensor, G: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Of exact attention, by plain float64 operations."""
+    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
+    return torch.autograd.grad(scores.softmax(-1) @ v, (q, k, v), G.double())
+
+
+def relative(found: Tensor, truth: Tensor) -> float:
+    return float((found.double() - truth).norm() / truth.norm())
+
+
+@pytest.mark.parametrize("n", [9, 40])
+@pytest.mark.parametrize("width", [4, 6])
+def test_is_the_transcription(n: int, width: int) -> None:
+    q, k, v = (x.detach() for x in tensors(1, 2, n, 30, p_v=width, peak=2))
+    G = torch.randn(1, 2, n, width, generator=generator(1), dtype=torch.float64)
+    G[:, :, 3] = 0
+    output = torch.randn(1, 2, n, width, generator=generator(2), dtype=torch.float64)
+    u = torch.rand(1, 2, n, generator=generator(3), dtype=torch.float64)
+    asked = torch.arange(16).expand(1, 2, 16)
+    mass = torch.rand(1, 2, 30, generator=generator(4), dtype=torch.float64)
+    drawn = VirtualQueries(u, asked, torch.ones_like(asked, dtype=torch.bool), mass, 5)
+    d_key, d_value = drawn.gradients(q, k, v, None, output, G, 0.5)
+    for head in range(2):
+        Q, K, V, R, D, m = (x[0, head] for x in (q, k, v, output, G, mass))
+        ranked = (D.norm(dim=-1).log() + gumbel(u[0, head])).argsort(descending=True)
+        live = [i for i in ranked.tolist() if D[i].norm() > 0][: 5 * SAMPLE]
+        expected = reference_queries.gradients(Q, K, V, R, D, m, live, list(range(16)), 5, 0.5)
+        torch.testing.assert_close(d_key[0, head], expected[0], rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(d_value[0, head], expected[1], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("width", [4, 6])
+def test_exact_where_every_query_has_its_own(masked: bool, width: int) -> None:
+    """More virtual queries than queries, and more keys than clusters: dK is exact, whatever the output is."""
+    q, k, v = (x.detach() for x in tensors(2, 2, 12, 50, p_v=width, peak=2))
+    mask = lengths_mask([50, 31], 50) if masked else None
+    G = torch.randn(2, 2, 12, width, generator=generator(1), dtype=torch.float64)
+    log_weight = (
+        None if mask is None else torch.zeros(2, 1, 50).double().where(mask[:, None], -torch.inf).expand(2, 2, 50)
+    )
+    scores = 0.5 * q @ k.mT if log_weight is None else 0.5 * q @ k.mT + log_weight[..., None, :]
+    output = scores.softmax(-1) @ v
+    asked = torch.arange(16).expand(2, 2, 16)
+    u = torch.rand(2, 2, 12, generator=generator(3), dtype=torch.float64)
+    mass = torch.rand(2, 2, 50, generator=generator(4), dtype=torch.float64)
+    drawn = VirtualQueries(u, asked, torch.ones_like(asked, dtype=torch.bool), mass, 12)
+    d_key, d_value = drawn.gradients(q, k, v, log_weight, output, G, 0.5)
+    _, expected_key, expected_value = exact_gradients(q, k, v, G, mask)
+    torch.testing.assert_close(d_key, expected_key, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(d_value, expected_value, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["smooth", "constant", "random"])
+def test_keys_get_nearly_the_gradient_of_exact_attention(kind: str) -> None:
+    """On flat attention, where the derivative of the sketched output is as wrong as none for smooth gradients."""
+    q, k, v = tensors(1, 2, 600, p=8, p_v=8, dtype=torch.float32)
+    q = (0.3 * q.detach() + 0.5).requires_grad_()
+    noise = torch.randn(1, 2, 600, 8, generator=generator(1))
+    G = {"smooth": (q.detach() * 3).tanh() + 0.1 * noise, "constant": noise[:, :, :1].expand_as(v), "random": noise}[
+        kind
+    ]
+    truth = exact_gradients(q, k, v, G)
+    errors = {}
+    for gradient in ("queries", "keys"):
+        output = cluster_attention(q, k, v, gradient=gradient, generator=generator(0))
+        found = torch.autograd.grad(output, (q, k, v), G)
+        errors[gradient] = [relative(x, y) for x, y in zip(found, truth, strict=True)]
+    assert errors["queries"][0] == errors["keys"][0]  # queries get the derivative of the output either way
+    assert errors["queries"][1] < (0.35 if kind == "random" else 0.2)
+    assert errors["queries"][1] < errors["keys"][1]
+    assert errors["queries"][2] < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("many", [False, True])
+def test_by_hand_equals_autograd(dtype: torch.dtype, masked: bool, many: bool) -> None:
+    """Also where so many rows are pilots that the others are gathered, and where an example has few keys."""
+    inputs = tuple(x.detach().to(dtype).requires_grad_() for x in tensors(3, 2, 60, p=8, p_v=8, peak=2))
+    mask = lengths_mask([60, 41, 5], 60) if masked else None
+    options: dict[str, Any] = {"budget": 6, "num_pilots": 20 if many else 5, "key_mask": mask, "query_mask": mask}
+    results = []
+    for plain in (False, True):
+        if plain:
+            with plain_forms():
+                output = cluster_attention(*inputs, generator=generator(3), **options)
+                results.append([output, *gradients(output, inputs)])
+        else:
+            output = cluster_attention(*inputs, generator=generator(3), **options)
+            results.append([output, *gradients(output, inputs)])
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}[dtype]
+    for a, b in zip(*results, strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * b.detach().abs().max().item())
+
+
+def test_full_budget_has_the_exact_gradient_example_by_example() -> None:
+    """One example has no more keys than clusters: its gradients are exact, those of its mate are estimated."""
+    q, k, v = tensors(2, 2, 80)
+    mask = lengths_mask([80, 10], 80)
+    G = torch.randn(2, 2, 80, 4, generator=generator(1), dtype=torch.float64)
+    output = cluster_attention(q, k, v, budget=12, key_mask=mask, generator=generator(0))
+    found = torch.autograd.grad(output, (q, k, v), G)
+    truth = exact_gradients(q, k, v, G, mask)
+    for ours, theirs in zip(found, truth, strict=True):
+        torch.testing.assert_close(ours[1], theirs[1], rtol=1e-8, atol=1e-9)
+    assert relative(found[1][0], truth[1][0]) > 1e-3
+
+
+def test_padding_and_batch_mates_change_nothing() -> None:
+    module = build("cluster", head_dim=4, budget=6, seed=2).eval()
+    q, k, v = tensors(2, 2, 50)
+    mask = random_mask(2, 50)
+    G = torch.randn(2, 2, 50, 4, generator=generator(1), dtype=torch.float64)
+    together = torch.autograd.grad(module(q, k, v, key_mask=mask, query_mask=mask), (q, k, v), G)
+    for x in together:
+        assert (x.masked_select(~mask[:, None, :, None]) == 0).all()
+    for i in range(2):
+        alone = [x.detach()[i : i + 1].requires_grad_() for x in (q, k, v)]
+        output = module(*alone, key_mask=mask[i : i + 1], query_mask=mask[i : i + 1])
+        for ours, theirs in zip(torch.autograd.grad(output, alone, G[i : i + 1]), together, strict=True):
+            torch.testing.assert_close(ours[0], theirs[i], rtol=1e-9, atol=1e-11)
+
+
+def test_a_checkpoint_gives_the_same_gradients() -> None:
+    inputs = tensors(1, 2, 60)
+    noise = build("cluster", head_dim=4, budget=6).sample_noise(inputs[0], inputs[1], generator=generator(0))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return cluster_attention(q, k, v, budget=6, noise=noise)
+
+    plain = gradients(attend(*inputs), inputs)
+    checked = gradients(checkpoint(attend, *inputs, use_reentrant=False), inputs)
+    for ours, theirs in zip(checked, plain, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e4])
+def test_extreme_logits_and_gradients_stay_finite(dtype: torch.dtype, size: float) -> None:
+    q, k, v = (x.detach().to(dtype) for x in tensors(1, 2, 100, p=8, p_v=8))
+    q = (q.float() * 1e3).clamp(-3e4, 3e4).to(dtype)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    size = min(size, 1.0) if dtype == torch.float16 else size  # the gradient itself is beyond its range
+    G = (size * torch.randn(1, 2, 100, 8, generator=generator(1))).to(dtype)
+    for gradient in torch.autograd.grad(cluster_attention(*inputs, budget=8, generator=generator(0)), inputs, G):
+        assert gradient.isfinite().all()
+
+
+def test_nothing_of_size_n_times_d_is_held() -> None:
+    n, d = 512, 64
+    q, k, v = tensors(1, 1, n, p=8, p_v=8)
+    output = cluster_attention(q, k, v, budget=d, generator=generator(0))
+    sizes: list[int] = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            sizes.extend(
+                x.numel() for x in (result if isinstance(result, tuple) else (result,)) if isinstance(x, Tensor)
+            )
+            return result
+
+    with Watch():
+        torch.autograd.grad(output, (q, k, v), torch.ones_like(output))
+    assert max(sizes) < n * d
+
+
+def test_fresh_numbers_are_uniform_and_of_another_order() -> None:
+    u = torch.rand(20_000, generator=generator(0))
+    fresh = fresh_numbers(u)
+    assert 0 < fresh.min() < 0.001 < 0.999 < fresh.max() < 1
+    assert abs(torch.corrcoef(torch.stack([u, fresh]))[0, 1]) < 0.03
+    assert abs(float(fresh.mean()) - 0.5) < 0.01
+
+
+def test_an_unknown_gradient_is_an_error() -> None:
+    q, k, v = tensors(1, 1, 5)
+    with pytest.raises(ValueError, match="gradient='query' is not known; did you mean 'queries'"):
+        cluster_attention(q, k, v, gradient="query")

@@ -1,0 +1,49 @@
+"""Virtual queries by slow loops over the equations: one head, lists and vectors."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tests.reference import dot, softmax_row
+from tests.reference_cluster import lloyd, query_metric
+
+
+def gradients(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    R: Tensor,
+    G: Tensor,
+    mass: Tensor,
+    ranked: list[int],
+    asked: list[int],
+    d: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """dK and dV of exact attention, from d exact rows of mean queries.
+
+    ranked: queries in order of their draw, the first d of them the first centers. asked: keys that make the metric.
+    """
+    cluster = lloyd(Q, ranked, d, 1, query_metric(K, asked, 0.1))
+    dK, dV = torch.zeros_like(K), torch.zeros_like(V)
+    C, e = Q.new_zeros(Q.shape[1], V.shape[1]), Q.new_zeros(Q.shape[1])
+    for c in range(d):
+        members = [i for i in range(len(Q)) if cluster[i] == c and G[i].norm() > 0]
+        weights = [math.sqrt(float(G[i].norm() / G.abs().max())) for i in members]
+        if not members:
+            continue
+        q = sum(w * Q[i] for w, i in zip(weights, members, strict=True)) / sum(weights)
+        g = sum(G[i] for i in members)
+        P = softmax_row(q, K, scale, [True] * len(K))
+        o = sum(P[j] * V[j] for j in range(len(K)))
+        for j in range(len(K)):
+            dV[j] += P[j] * g
+            dK[j] += scale * P[j] * (dot(g, V[j]) - dot(g, o)) * q
+        mean = sum(Q[i] for i in members) / len(members)
+        for i in members:
+            C += torch.outer(Q[i] - mean, G[i])
+            e += (Q[i] - mean) * dot(G[i], R[i])
+    for j in range(len(K)):
+        dK[j] += scale * mass[j] * (C @ V[j] - e)
+    return dK, dV
