@@ -13,7 +13,7 @@ from skeinformer import skein_attention
 from skeinformer.compare.measure import relative_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
 
-LENGTHS, LAYERS, NUM_SAMPLES, DRAWS = (1024, 4096), (0, 1, 3, 5), 128, 6
+LENGTHS, LAYERS, BUDGET, DRAWS = (1024, 4096), (0, 1, 3, 5), 128, 6
 
 
 def measure(n: int, layer: int, text: str | None) -> str:
@@ -24,9 +24,7 @@ def measure(n: int, layer: int, text: str | None) -> str:
     truths, ratios, scores = [], [], []
     for draw in range(DRAWS):
         generator = torch.Generator().manual_seed(draw)
-        output, info = skein_attention(
-            query, key, value, num_samples=NUM_SAMPLES, generator=generator, return_info=True
-        )
+        output, info = skein_attention(query, key, value, budget=BUDGET, generator=generator, return_info=True)
         truth = relative_error(output.double(), exact)
         truths.append(truth)
         ratios.append(info.error / truth)
@@ -43,7 +41,7 @@ def main() -> None:
     text = sys.argv[1] if len(sys.argv) > 1 else None
     inputs = [(n, layer) for n in LENGTHS for layer in LAYERS]
     rows = [measure(n, layer, text) for n, layer in track(inputs, description="measuring")]
-    print(f"d = {NUM_SAMPLES}, {NUM_SAMPLES} pilots, {DRAWS} draws; z is (estimate - truth) / standard error\n")
+    print(f"d = {BUDGET}, {BUDGET} pilots, {DRAWS} draws; z is (estimate - truth) / standard error\n")
     print("| n | layer | error of V-mean | error of Skeinformer | median estimate / truth | medians by head | rms z |")
     print("|---|---|---|---|---|---|---|", *rows, sep="\n")
 

@@ -25,10 +25,11 @@ from torch import Tensor
 from skeinformer.compare.contender import parse
 from skeinformer.compare.measure import exact_attention, quartiles, ratio, spectral_error
 from skeinformer.lab.measure.approx import QKV, Case, Input, OnStep, Source, Work, now, stream_seed
-from skeinformer.lab.measure.approx_time import prepare
+from skeinformer.lab.measure.approx_time import passes_of
 from skeinformer.lab.measure.pretrained import column_and_value, load_model, load_text, text_values, up_to_tokens
 from skeinformer.lab.measure.speed import spread, timed_rounds
 from skeinformer.lab.records import Record, Value, append, machine, read
+from skeinformer.lab.threads import use_threads
 from skeinformer.registry import check_count
 
 SKEIN = Case(parse("skeinformer"), 256)
@@ -38,7 +39,7 @@ CASES = (SKEIN, VMEAN, *CLUSTERS.values())
 LAYERS = range(6)
 INPUTS = (("initialized", 0), *(("pretrained", layer) for layer in LAYERS))
 PASSES = {"both": "with backward", "forward": "forward"}
-CASE = ("method", "options", "samples")
+CASE = ("method", "options", "budget")
 SETTING = ("model", "text", "n", "joined", "rows", "seed")  # what a row of the table is about
 ERROR_KEY = (*SETTING, "trial", "weights", "layer", *CASE)
 TIME_KEY = ("model", "n", "joined", "layer", "threads", "processor", *CASE)
@@ -148,8 +149,6 @@ def check_options(options: Options) -> None:
     for name in ("time_rounds", "seed"):
         if getattr(options, name) < 0:
             raise ValueError(f"{name} must be at least 0, got {getattr(options, name)}")
-    if options.threads is not None:
-        check_count("threads", options.threads)
 
 
 def find_texts(options: Options) -> dict[str, Text]:
@@ -246,7 +245,7 @@ def time_records(options: Options, inputs: Inputs, present: Iterable[Record], on
         qkv = inputs(place)
         work.step(f"time at n = {n:,}, heads of {qkv[0].shape[-1]}", n)
         seed = stream_seed(options.seed, 0, "draws")
-        runs = {case: prepare(case.build(n, qkv[0].shape[-1], seed), qkv, seed) for case in CASES}
+        runs = {case: passes_of(case, qkv, seed) for case in CASES}
         seconds = {
             name: timed_rounds({str(case): getattr(run, name) for case, run in runs.items()}, options.time_rounds)
             for name in PASSES
@@ -342,8 +341,7 @@ def run(options: Options) -> str:
     from skeinformer.lab.progress import display
 
     check_options(options)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     records = read(options.records) if options.records.exists() else []
     parts = {"errors": error_records, **({"times": time_records} if options.time_rounds else {})}
     with display(Console(stderr=True, highlight=False)) as begin:

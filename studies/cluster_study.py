@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention import ClusterNoise, build, skein_attention
-from skeinformer.attention.cluster import draw_cluster_noise
 from skeinformer.attention.clusters import ASKED, SAMPLE, query_metric
 from skeinformer.compare.measure import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
-from skeinformer.noise import from_generator, gumbel
+from skeinformer.noise import gumbel
 
 DRAWS = 2
 SIZES: tuple[dict[str, int], ...] = ({"d": 16, "num_pilots": 16}, {"d": 128, "num_pilots": 64})
@@ -305,12 +304,13 @@ def errors_of(query: Tensor, key: Tensor, value: Tensor, other: Tensor) -> dict[
     """Errors of V-mean, of the library at both sizes and of every variant, each over Skeinformer's, mean over draws."""
     truth = exact_attention(query, key, value)
     errors: dict[str, float] = {"V-mean": mean_error(value.mean(-2, keepdim=True).expand_as(truth), truth)}
-    skein = 0.0
+    skein, draws = 0.0, build("cluster", head_dim=query.shape[-1])
     for seed in range(DRAWS):
         generator = torch.Generator().manual_seed(seed)
-        output = skein_attention(query, key, value, num_samples=256, generator=generator)
+        output = skein_attention(query, key, value, budget=256, generator=generator)
         skein += mean_error(output, truth) / DRAWS
-        noise = draw_cluster_noise(query, key, from_generator((1, query.shape[1]), generator=generator))
+        noise = draws.sample_noise(query, key, generator=generator)
+        assert noise is not None
         for size in SIZES:
             d, num_pilots = size["d"], size["num_pilots"]
             module = build("cluster", head_dim=query.shape[-1], budget=d, num_pilots=num_pilots)

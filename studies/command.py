@@ -6,11 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
-
 from skeinformer.lab.measure.approx import OnStep
 from skeinformer.lab.records import Record, append
-from skeinformer.registry import check_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,13 +32,6 @@ def start(kind: type[Options], run: Callable[[Options], object], arguments: Sequ
     except KeyboardInterrupt:
         return _fail("interrupted; call again to go on", INTERRUPTED)
     return 0
-
-
-def use_threads(threads: int | None) -> None:
-    """Tell torch how many threads to use; None leaves it its own choice."""
-    if threads is not None:
-        check_count("threads", threads)
-        torch.set_num_threads(threads)
 
 
 def gather(path: Path, known: list[Record], found: Iterable[Record]) -> None:

@@ -51,7 +51,7 @@ KEYS = (
     "seed",
     "method",
     "options",
-    "samples",
+    "budget",
     "threads",
 )
 NEIGHBOURS = (1, 10)
@@ -70,7 +70,7 @@ class Embeddings:
     """Tokens of a passage, the two special ones included."""
     methods: tuple[str, ...] = ("skeinformer:num_pilots=32", "cluster", "vmean")
     """Names of methods, with options as in skeinformer:num_pilots=32."""
-    samples: tuple[int, ...] = (32, 64, 128, 256, 512)
+    budgets: tuple[int, ...] = (32, 64, 128, 256, 512)
     """Budgets d."""
     rounds: int = 7
     """How often the model is timed with each method, in turn, every round on another passage."""
@@ -115,7 +115,8 @@ def run_embeddings(options: Embeddings, console: "Console | None" = None) -> Pat
     """Measure what is missing in the records file, print a table, and return the path of the file."""
     from rich.console import Console
 
-    from studies.command import gather, progress, use_threads
+    from skeinformer.lab.threads import use_threads
+    from studies.command import gather, progress
 
     console = console or Console(highlight=False)
     cases = make_cases(options)
@@ -134,14 +135,14 @@ def run_embeddings(options: Embeddings, console: "Console | None" = None) -> Pat
 
 def make_cases(options: Embeddings) -> list[Case]:
     """Every method at every d, or a ValueError that names the option that is wrong."""
-    for name in ("methods", "samples"):
+    for name in ("methods", "budgets"):
         if not getattr(options, name):
             raise ValueError(f"{name} is empty; give at least one")
-    counts = {"samples": options.samples, "passages": (options.passages,), "rounds": (options.rounds,)}
+    counts = {"budget": options.budgets, "passages": (options.passages,), "rounds": (options.rounds,)}
     for name, values in {**counts, "length": (options.length,)}.items():
         for value in values:
             check_count(name, value, at_least={"passages": 2, "length": 3}.get(name, 1))
-    return [case for case in cases_of(options.methods, options.samples) if case != EXACT]
+    return [case for case in cases_of(options.methods, options.budgets) if case != EXACT]
 
 
 def load_source(options: Embeddings) -> Source:
@@ -296,9 +297,9 @@ def key_of(record: Record) -> tuple[object, ...]:
 def store_path(options: Embeddings, source: Source, case: Case) -> Path:
     """The file of a case's embeddings. Its name depends on all that they depend on but the passages."""
     folder = options.cache or options.records.parent / "cache"
-    about = [source.model_digest, case.contender.spec, case.samples, case != EXACT and options.seed]
+    about = [source.model_digest, case.contender.spec, case.budget, case != EXACT and options.seed]
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
-    return folder / f"{case.contender.method}-{case.samples or 'all'}-{digest}.npy"
+    return folder / f"{case.contender.method}-{case.budget or 'all'}-{digest}.npy"
 
 
 def load_rows(path: Path, source: Source) -> "dict[str, Array]":
@@ -352,7 +353,7 @@ def show(
         if record := found.get(key_of({**common, **case.fields})):
             names = ("cosine", "cosine_min", "recall_1", "recall_10", "ratio")
             values = (f"{float(record[name] or 0):.3f}" for name in names)
-            table.add_row(case.contender.label, str(case.samples or ""), *values)
+            table.add_row(case.contender.label, str(case.budget or ""), *values)
     print_whole(console, table)
 
 

@@ -51,7 +51,7 @@ KEYS = (
     "seed",
     "method",
     "options",
-    "samples",
+    "budget",
     "threads",
 )
 SHORTEST_TOKEN = 3  # characters: a shorter text is not worth tokenizing
@@ -68,7 +68,7 @@ class Finetune:
     """A .parquet file with the columns split (train, test), label (0, 1) and text."""
     methods: tuple[str, ...] = ("softmax", "skeinformer:num_pilots=32", "cluster")
     """Names of methods, with options as in skeinformer:num_pilots=32; softmax is exact attention."""
-    samples: tuple[int, ...] = (128,)
+    budgets: tuple[int, ...] = (128,)
     """Budgets d."""
     length: int = 1024
     """n: a review is cut after as many tokens, the two special ones included, and padded to as many."""
@@ -136,7 +136,8 @@ def run_finetune(options: Finetune, console: "Console | None" = None) -> Path:
     """Measure what is missing in the records file, print a table, and return the path of the file."""
     from rich.console import Console
 
-    from studies.command import gather, progress, use_threads
+    from skeinformer.lab.threads import use_threads
+    from studies.command import gather, progress
 
     console = console or Console(highlight=False)
     cases = make_cases(options)
@@ -154,7 +155,7 @@ def run_finetune(options: Finetune, console: "Console | None" = None) -> Path:
 
 def make_cases(options: Finetune) -> list[Case]:
     """Every method at every d, or a ValueError that names the option that is wrong."""
-    for name in ("methods", "samples", "seeds"):
+    for name in ("methods", "budgets", "seeds"):
         if not getattr(options, name):
             raise ValueError(f"{name} is empty; give at least one")
     for name in ("steps", "batch", "test_examples", "rounds", "min_tokens"):
@@ -162,7 +163,7 @@ def make_cases(options: Finetune) -> list[Case]:
     check_count("length", options.length, at_least=max(3, options.min_tokens))
     if not check_number("learning_rate", options.learning_rate, "above 0") > 0:
         raise ValueError(f"learning_rate must be above 0, got {options.learning_rate}")
-    return cases_of(options.methods, options.samples)
+    return cases_of(options.methods, options.budgets)
 
 
 def load_data(options: Finetune, pretrained: Pretrained) -> Data:
@@ -384,7 +385,7 @@ def show(options: Finetune, cases: Sequence[Case], records: Sequence[Record], co
         for seed in options.seeds:
             if record := found.get(key_of({**common, "seed": seed, **case.fields})):
                 values = (f"{float(record[name] or 0):.3f}" for name in ("test_accuracy", "seconds", "ratio"))
-                table.add_row(case.contender.label, str(case.samples or ""), str(seed), *values)
+                table.add_row(case.contender.label, str(case.budget or ""), str(seed), *values)
     print_whole(console, table)
 
 

@@ -16,14 +16,14 @@ def points(records: list[Record]) -> dict[str, list[tuple[float, float, str, boo
     """Multiply-adds, error, name and whether it is ours, of every method and d, by input."""
 
     def case(record: Record) -> tuple[object, ...]:
-        return tuple(record.get(name) for name in ("n", "method", "options", "samples"))
+        return tuple(record.get(name) for name in ("n", "method", "options", "budget"))
 
     work = {case(r): float(r["flops"] or 0) for r in records if r["kind"] == "approx_time"}
     found: dict[str, list[tuple[float, float, str, bool]]] = {}
     for r in records:
         if r["kind"] == "approx_summary":
             place = f"{r['weights']}, n = {r['n']}, layer {r['layer']}"
-            name = f"{r['label']}, d = {r.get('samples')}"
+            name = f"{r['label']}, d = {r.get('budget')}"
             point = (work[case(r)], float(r["spectral_relative"] or 0), name, r["method"] == "cluster")
             found.setdefault(place, []).append(point)
     return found

@@ -4,9 +4,10 @@
     Thinformer      Carrell et al. (2025)       keys by kernel thinning, KH-Compress; equal weights
     HyperAttention  Han et al. (2024)           blocks of hashed and sorted tokens, and uniformly sampled columns
 
-They are no methods of the library: `RIVALS` is a table of its own, and `CONTENDERS` has both for the lab. Each is
-softmax attention over few weighted keys, on the fused kernel, and the budget d is how many keys a query is scored with.
-Choices carry no gradient. Constants are those that the authors publish; what is simplified stands in the docstrings.
+They are no methods of the library: METHODS here is a table of its own, which `skein approx`, `skein bench` and
+`skein flops` take with `--contenders studies.rivals`. Each is softmax attention over few weighted keys, on the fused
+kernel, and the budget d is how many keys a query is scored with. Choices carry no gradient. Constants are those that
+the authors publish; what is simplified stands in the docstrings.
 """
 
 import math
@@ -16,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skeinformer.attention import METHODS, Method
-from skeinformer.attention.base import Attention, default_scale
+from skeinformer.attention import Method
+from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.block_sparse import take
-from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
+from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
+from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.noise import Rand, normal
 from skeinformer.registry import check_count, check_number
 from studies.wildcat import WildCat, present
@@ -43,7 +46,7 @@ class Slots(NamedTuple):
 
 
 @torch.no_grad()
-def spread(order_by: Tensor, real: Tensor, total: int) -> Slots:
+def fill_slots(order_by: Tensor, real: Tensor, total: int) -> Slots:
     """Tokens by `order_by`, (b, h, n) integers, in `total` slots, at least as many as tokens. O(n log n)."""
     m = real.sum(-1, keepdim=True)
     order = torch.argsort(order_by.masked_fill(~real, torch.iinfo(order_by.dtype).max), stable=True)
@@ -55,6 +58,14 @@ class ThinformerNoise(NamedTuple):
     """Uniform numbers in (0, 1)."""
 
     coins: Tensor  # (b, h, d, 2^rounds): one for each pair, round after round
+
+
+class ThinformerOptions(NamedTuple):
+    """What Thinformer is told beside its inputs."""
+
+    budget: int = 256
+    log_odds: float | None = None
+    scale: float | None = None
 
 
 class Thinformer(Attention):
@@ -70,42 +81,30 @@ class Thinformer(Attention):
     Time O(d^2 p log(n / d)) for thinning, in about 2 d steps, and O(n d p) for attention; memory O(d^2 + n p).
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        log_odds: float | None = None,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
+    Options = ThinformerOptions
+
+    @staticmethod
+    def check_options(options: ThinformerOptions) -> ThinformerOptions:
+        log_odds = options.log_odds
         if log_odds is not None and check_number("log_odds", log_odds, "a positive number") <= 0:
             raise ValueError(f"log_odds must be a positive number, got {log_odds}")
-        self.log_odds = log_odds
-        self.scale = scale
+        return options
 
-    def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> ThinformerNoise:
-        return ThinformerNoise(rand(self.budget, 2 ** self.rounds(key.shape[2])))
+    @staticmethod
+    def draw(query: Tensor, key: Tensor, rand: Rand, options: ThinformerOptions) -> ThinformerNoise:
+        return ThinformerNoise(rand(options.budget, 2 ** num_rounds(key.shape[2], options.budget)))
 
-    def rounds(self, n: int) -> int:
-        """How often n keys are halved."""
-        return (-(-n // self.budget) - 1).bit_length()
+    @staticmethod
+    def compute(inputs: Inputs, noise: ThinformerNoise, options: ThinformerOptions) -> tuple[Tensor, Trace]:
+        query, key, value, key_mask, _ = inputs
+        scale, real, d = default_scale(query, options.scale), present(key, key_mask), options.budget
+        index, weight = thin(key, value, real, noise[0], d, num_rounds(key.shape[2], d), scale, options.log_odds)
+        return attend(query, VirtualKeys(take(key, index), take(value, index), weight.log()), scale), Trace()
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: ThinformerNoise,
-    ) -> Tensor:
-        scale, real = default_scale(query, self.scale), present(key, key_mask)
-        rounds = self.rounds(key.shape[2])
-        index, weight = thin(key, value, real, noise[0], self.budget, rounds, scale, self.log_odds)
-        return attend(query, VirtualKeys(take(key, index), take(value, index), weight.log()), scale)
+
+def num_rounds(n: int, d: int) -> int:
+    """How often n keys are halved until at most d are left."""
+    return (-(-n // d) - 1).bit_length()
 
 
 @torch.no_grad()
@@ -124,7 +123,7 @@ def thin(
     key, value = math.sqrt(scale) * key.to(dtype), value.to(dtype)
     shift = key.square().sum(-1).amax(-1)[..., None, None, None]  # (b, h, 1, 1, 1)
     floor = value.abs().amax((-2, -1))[..., None, None, None].square()
-    slots = spread(torch.zeros_like(real, dtype=torch.long), real, d << rounds)
+    slots = fill_slots(torch.zeros_like(real, dtype=torch.long), real, d << rounds)
     index, weight = slots.token, slots.live.to(dtype)
     coins = coins.to(dtype).flatten(-2)
     first = max(SMALLEST_BUCKET, 2 * -(-d * 2 // 2**rounds))
@@ -181,6 +180,14 @@ class HyperNoise(NamedTuple):
     samples: Tensor  # (b, h, d - block): columns
 
 
+class HyperOptions(NamedTuple):
+    """What HyperAttention is told beside its inputs."""
+
+    budget: int = 256
+    num_projections: int = 7
+    scale: float | None = None
+
+
 class HyperAttention(Attention):
     """Blocks of d / 2 similar keys, and d - d / 2 uniformly sampled columns in place of all others; Han et al. (2024).
 
@@ -191,42 +198,29 @@ class HyperAttention(Attention):
     V, and a cap on small row sums. Exact for d >= 2 n. Time O(n (d + r) p), memory O(n p).
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        num_projections: int = 7,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        check_count("num_projections", num_projections)
-        self.num_projections = num_projections
-        self.scale = scale
+    Options = HyperOptions
 
-    def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> HyperNoise:
-        samples = self.budget - self.budget // 2
-        return HyperNoise(rand(self.head_dim, self.num_projections), rand(samples, dtype=torch.float64))
+    @staticmethod
+    def check_options(options: HyperOptions) -> HyperOptions:
+        check_count("num_projections", options.num_projections)
+        return options
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: HyperNoise,
-    ) -> Tensor:
-        scale, size = default_scale(query, self.scale), max(1, self.budget // 2)
+    @staticmethod
+    def draw(query: Tensor, key: Tensor, rand: Rand, options: HyperOptions) -> HyperNoise:
+        samples = options.budget - options.budget // 2
+        return HyperNoise(rand(query.shape[-1], options.num_projections), rand(samples, dtype=torch.float64))
+
+    @staticmethod
+    def compute(inputs: Inputs, noise: HyperNoise, options: HyperOptions) -> tuple[Tensor, Trace]:
+        query, key, value, key_mask, query_mask = inputs
+        scale, size = default_scale(query, options.scale), max(1, options.budget // 2)
         projections, u = noise
         num_blocks = -(-key.shape[2] // size)
         if num_blocks == 1:
-            return attend(query, from_mask(key, value, key_mask), scale)
+            return attend(query, from_mask(key, value, key_mask), scale), Trace()
         query_size = -(-query.shape[2] // num_blocks)
-        keys = spread(gray_code(key, projections), present(key, key_mask), num_blocks * size)
-        queries = spread(gray_code(query, projections), present(query, query_mask), num_blocks * query_size)
+        keys = fill_slots(gray_code(key, projections), present(key, key_mask), num_blocks * size)
+        queries = fill_slots(gray_code(query, projections), present(query, query_mask), num_blocks * query_size)
         rank = (u * keys.m).long().minimum(keys.m - 1).clamp(min=0)  # (b, h, S)
         sample = keys.order.gather(-1, rank)
         elsewhere = keys.of_rank(rank)[..., None, :] // size != torch.arange(num_blocks, device=u.device)[:, None]
@@ -240,7 +234,7 @@ class HyperAttention(Attention):
         source = VirtualKeys(take(key, token), take(value, token), torch.cat([own, log_weight], -1))
         output = attend(take(query, queries.token.view(blocks)), source, scale)
         place = queries.of_rank(queries.order.argsort(-1))  # (b, h, n)
-        return take(output.flatten(2, 3), place)
+        return take(output.flatten(2, 3), place), Trace()
 
 
 @torch.no_grad()
@@ -251,26 +245,36 @@ def gray_code(x: Tensor, projections: Tensor) -> Tensor:
     return (parity << torch.arange(parity.shape[-1] - 1, -1, -1, device=x.device)).sum(-1)
 
 
-RIVALS: dict[str, Method] = {
+METHODS: dict[str, Method] = {
     "wildcat": Method(
         WildCat,
+        "WildCat",
         "keys by randomly pivoted Cholesky, Nystrom weights",
         "Schroder and Mackey 2026",
         "O(n d (d + p))",
-        "d >= m",
+        exact_from=1,
         random=True,
+        in_table_1=False,
     ),
     "thinformer": Method(
-        Thinformer, "keys by kernel thinning (KH-Compress)", "Carrell et al. 2025", "O(n d p)", "d >= m", random=True
+        Thinformer,
+        "Thinformer",
+        "keys by kernel thinning (KH-Compress)",
+        "Carrell et al. 2025",
+        "O(n d p)",
+        exact_from=1,
+        random=True,
+        row_by_row=True,
+        in_table_1=False,
     ),
     "hyperattention": Method(
         HyperAttention,
+        "HyperAttention",
         "blocks of keys sorted by a hash, and sampled columns",
         "Han et al. 2024",
         "O(n d p)",
-        "d >= 2 n",
+        exact_from=2,  # padding counts as keys
         random=True,
+        in_table_1=False,
     ),
 }
-
-CONTENDERS: dict[str, Method] = {**METHODS, **RIVALS}

@@ -24,17 +24,17 @@ def switch(model: Any, case: Case) -> dict[str, Any]:
     if case == EXACT:
         return {}
     options: dict[str, Any] = dict(case.contender.options)
-    return options if case.samples is None else {**options, "num_samples": case.samples}
+    return options if case.budget is None else {**options, "budget": case.budget}
 
 
-def cases_of(methods: Sequence[str], samples: Sequence[int]) -> list[Case]:
+def cases_of(methods: Sequence[str], budgets: Sequence[int]) -> list[Case]:
     """Every method at every d, softmax as EXACT; a ValueError names a method that a model cannot take."""
     found = []
     for contender in parse_all(methods):
         reason = None if contender == EXACT.contender else huggingface.left_out(contender.method)
         if reason:
             raise ValueError(f"{contender.method!r} cannot stand in for the model's attention: {reason}")
-        sizes: Sequence[int | None] = samples if has_budget(contender) else (None,)
+        sizes: Sequence[int | None] = budgets if has_budget(contender) else (None,)
         found += [Case(contender, size) for size in sizes]
     return list(dict.fromkeys(found))
 

@@ -2,7 +2,7 @@
 
     R = A_S W V / (A_S W 1),    A_S = exp(s Q K_S^T),    W = H_SS^-1 H_S,    H = exp(s K K^T / tau^2)
 
-For comparison in the lab, as the other rivals of `rivals`.
+For comparison only, as the other rivals of `rivals`.
 """
 
 from typing import NamedTuple
@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skeinformer.attention.base import Attention, default_scale
-from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask, statistics_dtype
+from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
+from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand, gumbel
 from skeinformer.registry import check_count
@@ -35,6 +37,15 @@ class WildCatNoise(NamedTuple):
     pivots: Tensor  # (b, h, d, c): which of c candidates
 
 
+class WildCatOptions(NamedTuple):
+    """What WildCat is told beside its inputs."""
+
+    budget: int = 256
+    pivots_at_once: int = 32
+    num_bins: int = 1
+    scale: float | None = None
+
+
 class WildCat(Attention):
     """The formula above, of Schroder and Mackey (2026), for d keys S.
 
@@ -48,41 +59,26 @@ class WildCat(Attention):
     Exact for d >= m with one bin. Time O(n d (d / bins + p)), memory O(n d / bins).
     """
 
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        max_len: int | None = None,
-        budget: int = 256,
-        seed: int | None = None,
-        pivots_at_once: int = 32,
-        num_bins: int = 1,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(head_dim=head_dim, max_len=max_len, budget=budget, seed=seed)
-        check_count("pivots_at_once", pivots_at_once)
-        check_count("num_bins", num_bins)
-        self.pivots_at_once = pivots_at_once
-        self.num_bins = min(num_bins, budget)
-        self.scale = scale
+    Options = WildCatOptions
 
-    def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> WildCatNoise:
-        d = self.budget // self.num_bins  # keys of a bin
-        rounds = -(-d // self.pivots_at_once)
-        return WildCatNoise(rand(key.shape[2], rounds), rand(d * self.num_bins, 2 * self.pivots_at_once - 1))
+    @staticmethod
+    def check_options(options: WildCatOptions) -> WildCatOptions:
+        check_count("pivots_at_once", options.pivots_at_once)
+        check_count("num_bins", options.num_bins)
+        return options._replace(num_bins=min(options.num_bins, options.budget))
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: WildCatNoise,
-    ) -> Tensor:
-        bins, scale, dtype = self.num_bins, default_scale(query, self.scale), statistics_dtype(query)
-        if self.budget >= key.shape[2]:
-            return attend(query, from_mask(key, value, key_mask), scale)
+    @staticmethod
+    def draw(query: Tensor, key: Tensor, rand: Rand, options: WildCatOptions) -> WildCatNoise:
+        d = options.budget // options.num_bins  # keys of a bin
+        rounds = -(-d // options.pivots_at_once)
+        return WildCatNoise(rand(key.shape[2], rounds), rand(d * options.num_bins, 2 * options.pivots_at_once - 1))
+
+    @staticmethod
+    def compute(inputs: Inputs, noise: WildCatNoise, options: WildCatOptions) -> tuple[Tensor, Trace]:
+        query, key, value, key_mask, _ = inputs
+        bins, scale, dtype = options.num_bins, default_scale(query, options.scale), statistics_dtype(query)
+        if options.budget >= key.shape[2]:
+            return attend(query, from_mask(key, value, key_mask), scale), Trace()
         given, query, key, value = query.dtype, query.to(dtype), key.to(dtype), value.to(dtype)
         real = present(key, key_mask)[..., None]  # (b, h, n, 1)
         m = real.sum(-2, keepdim=True)  # (b, h, 1, 1)
@@ -95,8 +91,8 @@ class WildCat(Attention):
             into_bins(real, bins)[..., 0],
             radius,
             drawn,
-            self.budget // bins,
-            self.pivots_at_once,
+            options.budget // bins,
+            options.pivots_at_once,
             scale,
         )
         keys, values, log_weight = (x.reshape(*m.shape[:2], -1, *x.shape[3:]) for x in source)  # (b, h, d, ...)
@@ -105,8 +101,8 @@ class WildCat(Attention):
         output = sums[..., :-1] / weight.where(weight.abs() > torch.finfo(dtype).tiny, 1)
         least = value.detach().masked_fill(~real, torch.inf).amin(-2, keepdim=True)
         greatest = value.detach().masked_fill(~real, -torch.inf).amax(-2, keepdim=True)
-        output = torch.where((m <= self.budget) & (bins == 1), output, output.clamp(least, greatest))
-        return output.masked_fill(m == 0, 0).to(given)
+        output = torch.where((m <= options.budget) & (bins == 1), output, output.clamp(least, greatest))
+        return output.masked_fill(m == 0, 0).to(given), Trace()
 
 
 def into_bins(x: Tensor, bins: int) -> Tensor:

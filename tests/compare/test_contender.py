@@ -1,14 +1,17 @@
 """Contenders: what the command line writes, what a reader reads, what is built."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.contender import Contender, build_contender, has_budget, parse, parse_all
+from skeinformer.compare.contender import OFFERED, Contender, build_contender, has_budget, offer, parse, parse_all
 from skeinformer.sketch import SKETCHES
-from studies.rivals import RIVALS
+from studies.rivals import METHODS as RIVALS
 from tests.helpers import inputs_for
 
+offer("studies.rivals")
 SPECS = [*METHODS, *RIVALS, "skeinformer:num_pilots=32", *(f"sketched:sketch={name}" for name in SKETCHES)]
 
 
@@ -34,6 +37,8 @@ def test_labels_are_distinct() -> None:
         ("vmean", "V-mean"),
         ("thinformer:log_odds=0.5", "Thinformer, log odds 0.5"),
         ("hyperattention", "HyperAttention"),
+        ("cluster:budget=16", "Cluster sketch, budget 16"),
+        ("bigbird:block_size=2", "Big Bird, block size 2"),
     ],
 )
 def test_labels(spec: str, label: str) -> None:
@@ -62,7 +67,10 @@ def test_a_contender_given_twice_is_one() -> None:
         ("sketched:num_nonzero=2,sketch=sparse_embedding", "did you mean 'num_nonzeros'"),
         ("skeinformer:num_pilots=many", "num_pilots must be an integer"),
         ("skeinformer:num_pilots=0", "num_pilots must be at least 1"),
-        ("skeinformer:budget=8", "'budget' in 'skeinformer:budget=8' is set for all methods alike"),
+        ("skeinformer:seed=8", "'seed' in 'skeinformer:seed=8' is set for all methods alike"),
+        ("skeinformer:budget=0", "budget must be at least 1"),
+        ("skeinformer:budget=many", "budget must be an integer"),
+        ("bigbird:block_size=2,budget=8", "both set the size of BigBird; give one"),
         ("skeinformer:", "is not an option; expected skeinformer:option=value"),
         ("skeinformer:num_pilots", "'num_pilots' in 'skeinformer:num_pilots' is not an option"),
         ("skeinformer:num_pilots=1,num_pilots=2", "'num_pilots' is given twice"),
@@ -85,16 +93,16 @@ def output(contender: Contender, budget: int | None, seed: int = 1) -> torch.Ten
     "spec",
     [
         *SPECS,
-        "skeinformer:num_samples=4",
-        "performer:num_features=4",
-        "nystromformer:num_landmarks=4",
+        "skeinformer:budget=4",
+        "performer:budget=4",
+        "nystromformer:budget=4",
         "informer:factor=1",
         "bigbird:block_size=2",
         "longformer:window=4",
         "sparse_transformer:stride=4",
         "blockbert:num_blocks=4",
         "reformer:chunk_size=4",
-        "sketched:num_samples=4",
+        "sketched:budget=4",
     ],
 )
 def test_has_budget_says_whether_d_changes_the_output(spec: str) -> None:
@@ -114,3 +122,33 @@ def test_building_with_a_seed_leaves_torch_alone() -> None:
     state = torch.get_rng_state()
     build_contender(parse("linformer"), head_dim=8, max_len=8, budget=4, seed=0)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_an_own_budget_is_that_of_the_experiment_by_another_way() -> None:
+    for spec in ("cluster", "skeinformer", "sketched"):
+        assert torch.equal(output(parse(f"{spec}:budget=8"), 32), output(parse(spec), 8))
+
+
+def test_a_module_offers_its_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+from skeinformer.attention import METHODS as OURS
+from dataclasses import replace
+METHODS = {"mean_of_mine": replace(OURS["vmean"], label="My mean")}
+"""
+    (tmp_path / "my_methods.py").write_text(text)
+    (tmp_path / "taken.py").write_text(text.replace("mean_of_mine", "softmax"))
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "wrong.py").write_text("METHODS = {'a': 1}")
+    monkeypatch.chdir(tmp_path)
+    offer("my_methods")
+    offer("my_methods")
+    assert parse("mean_of_mine").label == "My mean"
+    assert "mean_of_mine" not in METHODS
+    with pytest.raises(ValueError, match=r"cannot import the contenders' module 'my_method'.*name it as in an import"):
+        offer("my_method")
+    for name in ("empty", "wrong"):
+        with pytest.raises(ValueError, match=f"'{name}' has no METHODS, a dict of name to Method"):
+            offer(name)
+    with pytest.raises(ValueError, match="'taken' has a method called 'softmax', and so have we"):
+        offer("taken")
+    del OFFERED["mean_of_mine"]

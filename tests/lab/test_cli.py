@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +14,9 @@ import pytest
 
 from skeinformer.attention import METHODS
 from skeinformer.lab import cli
+from skeinformer.lab.commands import methods
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,16 @@ class Options:
 
 
 def install_demo(monkeypatch: pytest.MonkeyPatch, error: BaseException | None = None) -> None:
-    """Put a stand-in for skeinformer.lab.commands.demo in place: its run_demo raises `error`, or returns the path it was given."""
+    """Put a stand-in for the demo's module in place: its command raises `error`, or prints the path it was given."""
 
-    def run_demo(options: Options) -> Path:
+    def command(options: Options) -> None:
         print("working")
         if error is not None:
             raise error
-        return Path(options.path)
+        print(Path(options.path))
 
     module = ModuleType("skeinformer.lab.commands.demo")
-    module.__dict__.update(Demo=Options, run_demo=run_demo)
+    module.__dict__.update(Demo=Options, command=command)
     monkeypatch.setitem(sys.modules, "skeinformer.lab.commands.demo", module)
 
 
@@ -44,7 +45,7 @@ def test_methods_fit_a_terminal_and_name_every_method(columns: int) -> None:
     console = pytest.importorskip("rich.console").Console(
         file=io.StringIO(), force_terminal=True, no_color=True, width=columns, highlight=False, _environ={}
     )
-    cli.print_methods(cli.Methods(), console)
+    methods.command(methods.Methods(), console)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()
     assert max(map(len, lines)) <= columns
     assert {line.split()[0] for line in lines if line[:1].strip()} >= set(METHODS)
@@ -72,16 +73,8 @@ def test_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     table = json.loads(capsys.readouterr().out)
     assert list(table) == list(METHODS)
     for name, method in METHODS.items():
-        assert set(table[name]) == {
-            "paper",
-            "cost",
-            "masks",
-            "cross_attention",
-            "random",
-            "exact",
-            "summary",
-            "options",
-        }
+        names = {field.name for field in fields(method)} - {"make"}
+        assert set(table[name]) == {*names, "exact", "masks"}
         assert table[name]["paper"] == method.paper
         assert table[name]["random"] is method.random
         assert table[name]["cross_attention"] is method.cross_attention
@@ -103,7 +96,7 @@ def test_the_real_demo_takes_options(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (ValueError("num_samples must be at least 1, got 0"), 2, "skein: num_samples must be at least 1, got 0"),
+        (ValueError("budget must be at least 1, got 0"), 2, "skein: budget must be at least 1, got 0"),
         (ValueError("two\nlines"), 2, "skein: two lines"),
         (FileNotFoundError("no weights in model/"), 2, "skein: no weights in model/"),
         (FileNotFoundError(2, "No such file or directory", "book.txt"), 2, "skein: there is no book.txt"),
@@ -133,12 +126,87 @@ def test_defects_keep_their_traceback(error: Exception, monkeypatch: pytest.Monk
         cli.main(["demo"])
 
 
-@pytest.mark.parametrize("arguments", [[], ["methds"], ["methods", "--jsn"]], ids=" ".join)
-def test_unknown_commands_and_options_fail(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_options_fail(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
+        cli.main(["methods", "--jsn"])
     assert stop.value.code == 2
     assert "skein" in capsys.readouterr().err
+
+
+def test_unknown_commands_fail_and_the_nearest_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["methds"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("skein: unknown command 'methds'; did you mean 'methods'?")
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["-h"], 0)])
+def test_help_names_every_command(arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == status
+    captured = capsys.readouterr()
+    shown, other = (captured.out, captured.err) if status == 0 else (captured.err, captured.out)
+    assert other == ""
+    rows = dict(line.strip().split(maxsplit=1) for line in shown.splitlines() if line.startswith("  "))
+    assert {verb: text.strip() for verb, text in rows.items()} == {
+        verb: command.help for verb, command in cli.COMMANDS.items()
+    }
+
+
+@pytest.mark.parametrize("verb", cli.COMMANDS)
+def test_every_command_has_a_file_of_its_name_and_says_its_options(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = cli.COMMANDS[verb]
+    assert command.module == f"skeinformer.lab.commands.{verb}"
+    with pytest.raises(SystemExit) as stop:
+        cli.main([verb, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: skein {verb}" in capsys.readouterr().out
+
+
+COMPILER = {"torch._dynamo", "torch._inductor"}
+HEAVY = {"matplotlib", "transformers", "pyarrow", "accelerate", "huggingface_hub", "skeinformer.lab.report.sections"}
+
+
+def loaded(*arguments: str) -> set[str]:
+    """The modules that `skein` with these arguments has loaded at its end."""
+    program = """
+import atexit, sys
+from skeinformer.lab.cli import main
+try:
+    status = main(sys.argv[1:])
+finally:
+    print("loaded:", *sys.modules, file=sys.stderr)
+"""
+    command = [sys.executable, "-c", program, *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    names = [line for line in result.stderr.splitlines() if line.startswith("loaded: ")]
+    assert names, result.stderr
+    return set(names[-1].split()[1:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verb"),
+    [
+        (["--help"], None),
+        (["methods"], "methods"),
+        (["methods", "--json"], "methods"),
+        (["flops", "--lengths", "64", "--methods", "vmean"], "flops"),
+        (["train", "--help"], "train"),
+        (["lra", "--help"], "lra"),
+        (["demo", "--help"], "demo"),
+        (["bench", "--help"], "bench"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_a_command_loads_its_own_verb_and_nothing_heavy(arguments: list[str], verb: str | None) -> None:
+    modules = loaded(*arguments)
+    verbs = {name for name in modules if name.startswith("skeinformer.lab.commands.")}
+    assert verbs == ({f"skeinformer.lab.commands.{verb}"} if verb else set())
+    assert not modules & HEAVY
+    assert not any(name.partition(".")[0] == "studies" for name in modules)
+    if verb in (None, "methods"):
+        assert not modules & COMPILER
+        assert not any(name.startswith(("skeinformer.lab.report", "skeinformer.lab.measure")) for name in modules)
 
 
 def test_python_dash_m_is_skein() -> None:

@@ -10,7 +10,7 @@ from skeinformer.attention import METHODS, Method
 from skeinformer.lab import methods_page
 from skeinformer.lab.methods_page import COMMAND, escape, main, page, table
 
-FILE = Path(__file__).parent.parent / "docs" / "methods.md"
+FILE = Path(__file__).parents[2] / "docs" / "methods.md"
 PAGE = page()
 SECTIONS = {part.partition("\n")[0]: part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]}
 

@@ -11,7 +11,7 @@ from tests.helpers import generator, tensors
 def test_without_changes_the_variant_is_the_library() -> None:
     q, k, v = (x.detach() for x in tensors(1, 2, 90, p=8, p_v=8, peak=2))
     noise = ClusterNoise(*(torch.rand(1, 2, 90, generator=generator(seed)) for seed in (1, 2)))
-    ours = cluster_attention(q, k, v, num_samples=6, num_pilots=5, noise=noise)
+    ours = cluster_attention(q, k, v, budget=6, num_pilots=5, noise=noise)
     dense = variant(q[0], k[0], v[0], ClusterNoise(*(x[0] for x in noise)), d=6, num_pilots=5)
     torch.testing.assert_close(dense[None], ours)
 

@@ -57,7 +57,7 @@ def options(tmp_path: Path) -> Embeddings:
         passages=7,
         length=150,
         methods=("skeinformer:num_pilots=8", "cluster", "vmean"),
-        samples=(16, 64),
+        budgets=(16, 64),
         rounds=2,
         model=str(save_bert(folder)),
         records=tmp_path / "out" / "records.jsonl",
@@ -110,7 +110,7 @@ def test_a_study_its_records_and_its_table(options: Embeddings, capsys: pytest.C
     console = Console(width=200, highlight=False)
     assert run_embeddings(options, console) == options.records
     rows = read(options.records)
-    assert [(r["method"], r["samples"]) for r in rows] == [
+    assert [(r["method"], r["budget"]) for r in rows] == [
         ("softmax", None),
         ("skeinformer", 16),
         ("skeinformer", 64),
@@ -129,7 +129,7 @@ def test_a_study_its_records_and_its_table(options: Embeddings, capsys: pytest.C
         )
         assert float(row["cosine_min"] or 0) <= float(row["cosine"] or 0) <= 1.000001
         assert float(row["ratio_q25"] or 0) <= float(row["ratio"] or 0) <= float(row["ratio_q75"] or 0)
-    by_case = {(r["method"], r["samples"]): r for r in rows}
+    by_case = {(r["method"], r["budget"]): r for r in rows}
     exact = by_case["softmax", None]
     assert (exact["cosine"], exact["recall_1"], exact["recall_10"], exact["ratio"]) == (pytest.approx(1), 1, 1, 1)
     for method in ("skeinformer", "cluster"):
@@ -236,7 +236,7 @@ def test_a_broken_file_of_embeddings_is_named(options: Embeddings) -> None:
         ({"methods": ()}, "methods is empty"),
         ({"methods": ("linformer",)}, "'linformer' cannot stand in for the model's attention"),
         ({"methods": ("skienformer",)}, "did you mean 'skeinformer'"),
-        ({"samples": (0,)}, "samples must be at least 1"),
+        ({"budgets": (0,)}, "budget must be at least 1"),
         ({"passages": 1}, "passages must be at least 2"),
         ({"passages": 70}, "text 1 has 1000 tokens, enough for 6 passages of 150, but 24 are asked for"),
         ({"texts": Path("nowhere.txt")}, "nowhere.txt"),
@@ -249,7 +249,7 @@ def test_wrong_options_are_named(options: Embeddings, change: dict[str, Any], me
 
 def test_the_command(options: Embeddings, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--texts", str(options.texts), "--model", str(options.model), "--records", str(options.records)]
-    small = ["--passages", "2", "--length", "40", "--methods", "vmean", "--samples", "8", "--rounds", "1"]
+    small = ["--passages", "2", "--length", "40", "--methods", "vmean", "--budgets", "8", "--rounds", "1"]
     assert start(Embeddings, run_embeddings, [*arguments, *small]) == 0
     assert len(read(options.records)) == 2
     assert start(Embeddings, run_embeddings, [*arguments, "--passages", "1000"]) == 2

@@ -60,7 +60,7 @@ def options(tmp_path: Path) -> Finetune:
     return Finetune(
         data=tmp_path / "reviews.parquet",
         methods=("softmax", "skeinformer:num_pilots=8", "cluster"),
-        samples=(16,),
+        budgets=(16,),
         length=100,
         min_tokens=80,
         steps=30,
@@ -117,7 +117,7 @@ def test_methods_start_from_the_same_weights(options: Finetune) -> None:
 def test_a_study_its_records_and_its_table(options: Finetune, capsys: pytest.CaptureFixture[str]) -> None:
     run_finetune(options, Console(width=200, highlight=False))
     rows = read(options.records)
-    assert [(r["method"], r["samples"], r["seed"]) for r in rows] == [
+    assert [(r["method"], r["budget"], r["seed"]) for r in rows] == [
         ("softmax", None, 0),
         ("skeinformer", 16, 0),
         ("cluster", 16, 0),

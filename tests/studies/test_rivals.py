@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from skeinformer.attention import METHODS, Attention, build_from
-from skeinformer.compare.contender import parse
+from skeinformer.attention import METHODS, Attention, build
+from skeinformer.compare.contender import OFFERED, offer, parse
 from skeinformer.lab.measure.flops import count_multiply_adds
 from skeinformer.lab.measure.pretrained import pretrained_qkv
-from studies.rivals import CONTENDERS, RIVALS, HyperAttention, Thinformer, gray_code, halve, spread, thin
+from studies.rivals import METHODS as RIVALS
+from studies.rivals import HyperAttention, Thinformer, fill_slots, gray_code, halve, num_rounds, thin
 from studies.wildcat import WildCat, WildCatNoise, largest_norm, random_pivots, squared_temperature
 from tests.helpers import (
     DTYPES,
@@ -29,18 +30,19 @@ from tests.helpers import (
 )
 
 COUNTED = [(4, False), (8, False), (8, True)]  # budgets, with or without the backward pass
+offer("studies.rivals")
 every_rival = pytest.mark.parametrize("name", [*RIVALS, "wildcat:num_bins=3"])
 
 
 def rival(name: str, budget: int = 5, **options: object) -> Attention:
     contender = parse(name)
-    return build_from(
-        RIVALS, contender.method, head_dim=HEAD_DIM, budget=budget, **{**dict(contender.options), **options}
+    return build(
+        contender.method, head_dim=HEAD_DIM, budget=budget, table=RIVALS, **{**dict(contender.options), **options}
     )
 
 
 def test_rivals_are_contenders_and_no_methods() -> None:
-    assert set(CONTENDERS) == {*METHODS, *RIVALS}
+    assert {*METHODS, *RIVALS} <= set(OFFERED)
     assert not set(METHODS) & set(RIVALS)
 
 
@@ -150,7 +152,7 @@ def test_error_falls_with_the_budget_on_pretrained_inputs(layer: int) -> None:
     truth = dense_exact(q, k, v)
 
     def error(name: str, budget: int, **options: object) -> float:
-        module = build_from(CONTENDERS, name, head_dim=32, budget=budget, **options)
+        module = build(name, head_dim=32, budget=budget, table=OFFERED, **options)
         return float(relative_error(module(q, k, v, generator=generator()), truth).mean())
 
     errors = {name: [error(name, budget) for budget in (16, 64, 192)] for name in RIVALS}
@@ -204,7 +206,7 @@ def test_wildcat_is_the_nystrom_formula_for_its_pivots(at_once: int) -> None:
 def test_bins_are_compressed_alone_and_attended_together() -> None:
     q, k, v = tensors(1, 1, 12, 21)
     module = WildCat(head_dim=HEAD_DIM, budget=13, num_bins=3)  # 4 keys of each 7
-    assert module.num_bins == 3
+    assert module.options.num_bins == 3
     noise = draw(module, q, k)
     output = module(q, k, v, noise=noise)
     centred, scale = (k - k.mean(-2, keepdim=True))[0, 0], HEAD_DIM**-0.5
@@ -225,7 +227,7 @@ def test_bins_are_compressed_alone_and_attended_together() -> None:
 
 
 def test_more_bins_than_keys_to_draw_are_as_many() -> None:
-    assert WildCat(head_dim=HEAD_DIM, budget=3, num_bins=8).num_bins == 3
+    assert WildCat(head_dim=HEAD_DIM, budget=3, num_bins=8).options.num_bins == 3
 
 
 def test_pivots_have_the_probabilities_of_randomly_pivoted_cholesky() -> None:
@@ -270,10 +272,10 @@ def test_copies_of_a_key_are_one_pivot() -> None:
 
 
 @pytest.mark.parametrize("m", [0, 1, 3, 7, 16, 23, 32])
-def test_spread_is_even_and_in_order(m: int) -> None:
+def test_slots_are_even_and_in_order(m: int) -> None:
     real = torch.zeros(1, 1, 40, dtype=torch.bool)
     real[..., torch.randperm(40)[:m]] = True
-    slots = spread(torch.zeros(1, 1, 40, dtype=torch.long), real, 32 if m <= 32 else 40)
+    slots = fill_slots(torch.zeros(1, 1, 40, dtype=torch.long), real, 32 if m <= 32 else 40)
     assert slots.token[slots.live].tolist() == real[0, 0].nonzero()[:, 0].tolist()
     groups = slots.live.view(8, 4).sum(-1)
     assert groups.max() - groups.min() <= 1
@@ -285,7 +287,7 @@ def test_thinned_keys_are_distinct_real_and_stand_for_all(n: int, m: int, d: int
     _, k, v = tensors(2, 2, n)
     real = torch.zeros(2, 2, n, dtype=torch.bool)
     real[..., torch.randperm(n)[:m]] = True
-    rounds = Thinformer(head_dim=HEAD_DIM, budget=d).rounds(n)
+    rounds = num_rounds(n, d)
     index, weight = thin(k, v, real, torch.rand(2, 2, d, 2**rounds), d, rounds, 0.5)
     assert (weight.sum(-1) == m).all()
     assert weight.max() - weight.min() <= 1 or m < d

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.contender import parse_all
+from skeinformer.compare.contender import offer, parse_all
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.approx import Experiment, cases, compact, error_records, key_of, load_source, summarize
 from skeinformer.lab.measure.approx_time import time_key, time_records
@@ -22,15 +22,9 @@ from skeinformer.lab.measure.pretrained import WEIGHTS, column_and_value
 from skeinformer.lab.progress import display
 from skeinformer.lab.records import Record, append, read
 from skeinformer.lab.report.format import number, spread
-from skeinformer.registry import check_count
+from skeinformer.lab.threads import use_threads
 from skeinformer.sketch import SKETCHES
 
-# `sketched` stands once for each sketch; by default it is the Gaussian one
-DEFAULT_METHODS = (
-    *(name for name in METHODS if name != "sketched"),
-    "skeinformer:num_pilots=32",
-    *(f"sketched:sketch={name}" for name in SKETCHES),
-)
 MADE = (
     "started",
     "cpu",
@@ -45,6 +39,15 @@ MADE = (
 HEADINGS = ("n", "weights", "layer", "method", "d", "trials", "spectral error", "time / SDPA")
 
 
+def default_methods() -> tuple[str, ...]:
+    """All methods; `sketched` stands once for each sketch, in place of its default, the Gaussian one."""
+    return (
+        *(name for name in METHODS if name != "sketched"),
+        "skeinformer:num_pilots=32",
+        *(f"sketched:sketch={name}" for name in SKETCHES),
+    )
+
+
 @dataclass(frozen=True)
 class Approx:
     """Measure errors of output and gradients, time, memory and FLOPs of every method on pretrained Q, K, V.
@@ -54,13 +57,12 @@ class Approx:
 
     lengths: tuple[int, ...] = (1024, 4096)
     """Sequence lengths, in tokens."""
-    samples: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
+    budgets: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
     """Budgets d."""
-    methods: tuple[str, ...] = DEFAULT_METHODS
-    """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch.
-
-    Beside them wildcat, thinformer and hyperattention: published samplers, for comparison only.
-    """
+    methods: tuple[str, ...] = field(default_factory=default_methods)
+    """Names of methods, with options as in skeinformer:num_pilots=32. Default: all, and every sketch."""
+    contenders: str | None = None
+    """A module with a table METHODS of its own, as studies.rivals: --methods may then name these too."""
     trials: int = 8
     """How often to measure, each on the next piece of text and with new draws. 64 of 12 heads are 768 heads."""
     weights: tuple[str, ...] = WEIGHTS
@@ -89,13 +91,17 @@ class Approx:
     """Also write a small file with the means over trials and the times."""
 
 
+def command(options: Approx) -> None:
+    """Measure, and say what to do next."""
+    path = run_approx(options)
+    print(f"For a page of this: skein report --records {path}", flush=True)
+
+
 def run_approx(options: Approx, console: Console | None = None) -> Path:
     """Measure what is missing in the records file, print a table, and return the path of the file."""
     console = console or Console(highlight=False)
     experiment = as_experiment(options)
-    if options.threads is not None:
-        check_count("threads", options.threads)
-        torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     records = read(options.records) if options.records.exists() else []
     parts = {"errors": error_records} if options.only != "time" else {}
     if options.only != "errors" and options.time_rounds:
@@ -121,10 +127,12 @@ def as_experiment(options: Approx) -> Experiment:
     """The options of the command as an experiment, or a ValueError that names the wrong one."""
     if not options.methods:
         raise ValueError("methods is empty; give at least one")
+    if options.contenders is not None:
+        offer(options.contenders)
     return Experiment(
         contenders=tuple(parse_all(options.methods)),
         lengths=options.lengths,
-        samples=options.samples,
+        budgets=options.budgets,
         trials=options.trials,
         weights=options.weights,
         layers=options.layers,
@@ -183,10 +191,10 @@ def result_rows(experiment: Experiment, records: Sequence[Record]) -> Iterator[t
     """A row of text for each input and contender at the greatest d, in the order of HEADINGS."""
     summaries = {key_of(record): record for record in summarize(records)}
     times = {time_key(record): record for record in records if record.get("kind") == "approx_time"}
-    largest = max(experiment.samples)
+    largest = max(experiment.budgets)
     for n, weights, layer in product(experiment.lengths, experiment.weights, experiment.layers):
         for case in cases(experiment):
-            if case.samples not in (None, largest):
+            if case.budget not in (None, largest):
                 continue
             keys: Record = {**experiment.common, **case.fields, "n": n, "weights": weights, "layer": layer}
             error = summaries.get(key_of(keys), {})
@@ -199,7 +207,7 @@ def result_rows(experiment: Experiment, records: Sequence[Record]) -> Iterator[t
                     weights,
                     str(layer),
                     case.contender.label,
-                    str(case.samples or ""),
+                    str(case.budget or ""),
                     str(error.get("trials", "")),
                     spread(error.get("spectral_relative"), error.get("spectral_relative_se")),
                     number(time.get("forward_ratio")),

@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, Protocol
 
-import torch
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,8 +15,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from skeinformer.compare.contender import offer
 from skeinformer.lab.files import write_whole
-from skeinformer.lab.measure.peers import peer_records
 from skeinformer.lab.measure.speed import (
     bench_records,
     contender_entry,
@@ -26,9 +25,9 @@ from skeinformer.lab.measure.speed import (
     growth_exponent,
     identity,
 )
-from skeinformer.lab.measure.steps import step_records
 from skeinformer.lab.records import Record, append, read
 from skeinformer.lab.report.format import between, count, label, number, percent, real, required, seconds, size
+from skeinformer.lab.threads import with_threads
 from skeinformer.registry import check_count
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -45,10 +44,9 @@ class Bench:
     lengths: tuple[int, ...] = ()
     """Sequence lengths, in tokens. Default: 256 to 16384 by doubling; 4096 with --peers or --step."""
     methods: tuple[str, ...] = ()
-    """Names of methods, with options as in sketched:sketch=srht. Default: all.
-
-    Beside them wildcat, thinformer and hyperattention: published samplers, for comparison only.
-    """
+    """Names of methods, with options as in sketched:sketch=srht. Default: all."""
+    contenders: str | None = None
+    """A module with a table METHODS of its own, as studies.rivals: --methods may then name these too."""
     modes: tuple[Literal["forward", "both"], ...] = ("forward", "both")
     """forward: a call without gradients; both: a call and its gradients."""
     budget: int = 256
@@ -85,6 +83,11 @@ class Bench:
     """Where records are appended, one JSON line each."""
 
 
+def command(options: Bench) -> None:
+    """Measure, and print where the records are."""
+    print(run_bench(options), flush=True)
+
+
 class Display(Protocol):
     """What shows the progress of a run."""
 
@@ -101,7 +104,7 @@ def run_bench(options: Bench, console: Console | None = None) -> Path:
     options.records.parent.mkdir(parents=True, exist_ok=True)  # fails before anything is measured
     known = read(options.records) if options.records.exists() else []
     measured = []
-    with _threads(options.threads), _display(console) as display:
+    with with_threads(options.threads), _display(console) as display:
         for record in measure(options, () if options.again else known, display):
             _save(options.records, record, known if options.again else ())
             measured.append(record)
@@ -118,8 +121,12 @@ def run_bench(options: Bench, console: Console | None = None) -> Path:
 def measure(options: Bench, known: Sequence[Record], display: Display) -> Iterator[Record]:
     """The records that the options ask for and that are not known."""
     check_count("budget", options.budget)
+    if options.contenders is not None:
+        offer(options.contenders)
     lengths = options.lengths or (PAPER_LENGTHS if options.peers or options.step else LENGTHS)
     if options.peers:
+        from skeinformer.lab.measure.peers import peer_records
+
         for n in lengths:
             yield from peer_records(
                 n,
@@ -135,6 +142,8 @@ def measure(options: Bench, known: Sequence[Record], display: Display) -> Iterat
             )
     contenders = [] if options.peers and not options.step else default_contenders(options.methods, options.pilots)
     if options.step:
+        from skeinformer.lab.measure.steps import step_records
+
         for n in lengths:
             yield from step_records(
                 contenders,
@@ -212,7 +221,7 @@ def growth_rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     groups: dict[tuple[object, ...], list[Record]] = {}
     # of an n with several batches the greatest stays
     for record in sorted(records, key=lambda r: (required(r, "n"), required(r, "batch"))):
-        names = ("mode", "label", "samples", "heads", "head_dim", "dtype", "threads")
+        names = ("mode", "label", "budget", "heads", "head_dim", "dtype", "threads")
         groups.setdefault(tuple(record.get(name) for name in names), []).append(record)
     for rows in groups.values():
         times = {required(r, "n"): required(r, "seconds") / required(r, "batch") for r in rows}
@@ -305,19 +314,6 @@ def _save(path: Path, record: Record, replaced: Sequence[Record]) -> None:
         kept = [old for old in read(path) if identity(old) != identity(record)]
         write_whole("".join(json.dumps(old, ensure_ascii=False) + "\n" for old in kept), path)
     append(path, record)
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """torch's number of threads within, restored afterwards."""
-    before = torch.get_num_threads()
-    if number is not None:
-        check_count("threads", number)
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

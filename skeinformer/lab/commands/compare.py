@@ -61,6 +61,12 @@ class Compare:
     """Where records are appended, one JSON line each."""
 
 
+def command(options: Compare) -> None:
+    """Compare, and say what to do next."""
+    path = run_compare(options)
+    print(f"For a page of this: skein report --records {path}", flush=True)
+
+
 def run_compare(options: Compare, console: Console | None = None) -> Path:
     """Compare what the records file does not hold yet, print a table for each method, and return the file's path."""
     console = console or Console(highlight=False)

@@ -13,9 +13,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from skeinformer.lab.measure.demo import demo_records
 from skeinformer.lab.records import Record, append
-from skeinformer.lab.report import label, number, seconds, size, spread, summary, write_figure, write_report
+from skeinformer.lab.report.format import label, number, seconds, size, spread
 
 TITLE = "Exact and sketched attention on pretrained queries, keys and values"
 
@@ -34,7 +33,7 @@ class Demo:
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     rounds: int = 5
     """How often each method is timed."""
-    samples: int = 256
+    budget: int = 256
     """Columns that Skeinformer selects."""
     pilots: tuple[int, ...] = (256, 32)
     """Numbers of pilot rows, each a row of the table."""
@@ -42,6 +41,11 @@ class Demo:
     """Of Skeinformer's draws."""
     out: Path = Path("demo")
     """The folder for records.jsonl, report.html and figure.svg."""
+
+
+def command(options: Demo) -> None:
+    """Measure, and print where the page is."""
+    print(run_demo(options), flush=True)
 
 
 class Display(Protocol):
@@ -54,6 +58,10 @@ class Display(Protocol):
 
 def run_demo(options: Demo, console: Console | None = None) -> Path:
     """Run the demo and return the path of its page. Records of an earlier run in the same folder are replaced."""
+    from skeinformer.lab.measure.demo import demo_records
+    from skeinformer.lab.report.demo import summary, write_figure
+    from skeinformer.lab.report.sections import write_report
+
     console = console or Console(highlight=False)
     records: list[Record] = []
     file = options.out / "records.jsonl"
@@ -65,7 +73,7 @@ def run_demo(options: Demo, console: Console | None = None) -> Path:
             text=options.text,
             model=options.model,
             rounds=options.rounds,
-            samples=options.samples,
+            budget=options.budget,
             pilots=options.pilots,
             seed=options.seed,
             on_step=display.step,

@@ -24,15 +24,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from skeinformer.lab.commands.data import Data, ListOps, Pathfinder, run_data
-from skeinformer.lab.commands.train import job_of, recipe_of, store_of
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.listops import ListOpsSettings
+from skeinformer.lab.lra.prepare import ListOps, Pathfinder, prepare_store
 from skeinformer.lab.lra.snakes import PathfinderSettings
 from skeinformer.lab.lra.store import META, open_store
 from skeinformer.lab.records import Record, Value, append, read
-from skeinformer.lab.training.job import RECORDS, identity, result_of
-from skeinformer.lab.training.make import BAG_OF_TOKENS
+from skeinformer.lab.training.job import BAG_OF_TOKENS, RECORDS, identity, job_of, recipe_of, result_of, store_of
 from skeinformer.lab.training.options import Lra, Overrides, Train
 from skeinformer.registry import check_count
 
@@ -78,6 +76,14 @@ class Matrix:
         counts = {state: sum(cell.state == state for cell in self.cells) for state in ("done", "failed", "waiting")}
         table.caption = ", ".join(f"{count} {state}" for state, count in counts.items())
         return table
+
+
+def command(options: Lra) -> None:
+    """Run, say what to do next, and end with status 1 where a run has no result."""
+    path, whole = run_lra(options)
+    print(f"For a page of this: skein report --records {path}", flush=True)
+    if not whole:
+        raise SystemExit(1)
 
 
 def run_lra(options: Lra, console: Console | None = None) -> tuple[Path, bool]:
@@ -142,12 +148,12 @@ def prepare_data(options: Lra, console: Console) -> None:
 
 def generate(task: str, folder: Path, options: Mapping[str, Value], console: Console) -> None:
     """Write the store of a task by our own generator, as the recipe says."""
-    command, settings = GENERATED[task]
+    kind, settings = GENERATED[task]
     known = {field.name for field in fields(settings)}
     made = settings(**{name: value for name, value in options.items() if name in known})
     rest = {name: value for name, value in options.items() if name not in known}
     console.print(f"generating {task}", markup=False)
-    run_data(Data(command(out=folder, settings=made, **rest)), console)
+    prepare_store(kind(out=folder, settings=made, **rest), console)
 
 
 def start_some(matrix: Matrix, jobs: int) -> None:

@@ -47,6 +47,11 @@ class Report:
     """Of the pictures: the methods to draw, named as for `skein approx`: skeinformer:num_pilots=32. Default: all."""
 
 
+def command(options: Report) -> None:
+    """Write the page, and print where it is."""
+    print(run_report(options), flush=True)
+
+
 def run_report(options: Report, console: Console | None = None) -> Path:
     """Write the page and return its path."""
     console = console or Console(stderr=True, highlight=False)

@@ -1,30 +1,31 @@
 """`skein train`: one run of a recipe, from a store of `skein data`."""
 
 import os
-from dataclasses import fields
-from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from skeinformer.lab.lra.store import META, open_store
+from skeinformer.lab.lra.store import open_store
 from skeinformer.lab.records import Record
-from skeinformer.lab.training.job import Job, Watch
-from skeinformer.lab.training.loop import train
-from skeinformer.lab.training.make import method_of
-from skeinformer.lab.training.memory import parse_bytes
-from skeinformer.lab.training.options import Overrides, Train
-from skeinformer.lab.training.recipes import Recipe, recipe
+from skeinformer.lab.threads import use_threads
+from skeinformer.lab.training.job import Watch, job_of
+from skeinformer.lab.training.options import Train
 from skeinformer.registry import check_count
+
+__all__ = ["Train", "command", "run_train"]
+
+
+def command(options: Train) -> None:
+    """Train, and print the result."""
+    print_result(run_train(options))
 
 
 def run_train(options: Train, console: Console | None = None) -> Record:
     """Train, show the progress, and return the record of the result."""
-    if options.threads is not None:
-        check_count("threads", options.threads)
-        torch.set_num_threads(options.threads)
+    from skeinformer.lab.training.loop import train
+
+    use_threads(options.threads)
     check_count("seed", options.seed, 0)
     job = job_of(options)
     if job.out.exists() and not job.out.is_dir():
@@ -34,39 +35,6 @@ def run_train(options: Train, console: Console | None = None) -> Record:
     console = console or Console(stderr=True, highlight=False, quiet=not is_main_process())
     with Display(console) as display:
         return train(job, display)
-
-
-def job_of(options: Train) -> Job:
-    """The job that the options describe, checked."""
-    if options.micro_batch is not None:
-        check_count("micro_batch", options.micro_batch)
-        if options.memory_budget is not None:
-            raise ValueError("give --micro-batch or --memory-budget, not both")
-    method = method_of(options.method)
-    chosen = recipe_of(options, options.recipe, options.task)
-    name = method.spec.replace(":", "-").replace("=", "-").replace(",", "-")
-    return Job(
-        recipe=chosen,
-        method=method,
-        data=store_of(options.data, options.task),
-        out=options.out or Path("runs") / f"{options.task}-{name}-{options.seed}",
-        seed=options.seed,
-        resume=options.resume,
-        memory_budget=None if options.memory_budget is None else parse_bytes(options.memory_budget),
-        micro_batch=options.micro_batch,
-        precision=options.precision,
-        compile=options.compile,
-    )
-
-
-def recipe_of(options: Overrides, name: str, task: str) -> Recipe:
-    """The recipe with what the options replace."""
-    return recipe(name, task, **{field.name: getattr(options, field.name) for field in fields(Overrides)})
-
-
-def store_of(data: Path, task: str) -> Path:
-    """`data` itself if it is a store, else the folder in it that is called like the task."""
-    return data if (data / META).is_file() else data / task
 
 
 class Display(Watch):

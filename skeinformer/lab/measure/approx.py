@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from skeinformer.attention import Attention
-from skeinformer.compare.contender import Contender, build_contender, has_budget
+from skeinformer.compare.contender import OFFERED, Contender, build_contender, has_budget
 from skeinformer.compare.measure import (
     exact_attention,
     finite,
@@ -41,12 +41,11 @@ from skeinformer.lab.measure.pretrained import (
 )
 from skeinformer.lab.records import Record, machine
 from skeinformer.registry import check_choice, check_count
-from studies.rivals import CONTENDERS
 
 OnStep = Callable[[str, float], None]
 QKV = tuple[Tensor, Tensor, Tensor]
 
-KEYS = ("model", "text", "seed", "weights", "layer", "n", "method", "options", "samples")
+KEYS = ("model", "text", "seed", "weights", "layer", "n", "method", "options", "budget")
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 VALUES = (
     "spectral",
@@ -70,7 +69,7 @@ class Experiment:
 
     contenders: tuple[Contender, ...]
     lengths: tuple[int, ...] = (1024, 4096)
-    samples: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
+    budgets: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
     trials: int = 8
     weights: tuple[str, ...] = WEIGHTS
     layers: tuple[int, ...] = (0,)
@@ -82,10 +81,10 @@ class Experiment:
     time_rounds: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("contenders", "lengths", "samples", "weights", "layers"):
+        for name in ("contenders", "lengths", "budgets", "weights", "layers"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty; give at least one")
-        for argument, counts in (("length", self.lengths), ("samples", self.samples), ("trials", (self.trials,))):
+        for argument, counts in (("length", self.lengths), ("budget", self.budgets), ("trials", (self.trials,))):
             for count in counts:
                 check_count(argument, count)
         for argument in ("seed", "gradient_trials", "time_rounds"):
@@ -113,7 +112,7 @@ class Case(NamedTuple):
     """A contender at one d; None where d changes nothing."""
 
     contender: Contender
-    samples: int | None
+    budget: int | None
 
     @property
     def fields(self) -> Record:
@@ -123,21 +122,21 @@ class Case(NamedTuple):
             "method": contender.method,
             "options": contender.options_text,
             "label": contender.label,
-            "samples": self.samples,
+            "budget": self.budget,
         }
 
     def build(self, n: int, head_dim: int, seed: int) -> Attention:
         """The module, with parameters of its own for each seed; in training mode where evaluation turns dropout off."""
-        module = build_contender(self.contender, head_dim=head_dim, max_len=n, budget=self.samples, seed=seed)
-        return module.train(bool(getattr(module, "dropout", 0)))
+        module = build_contender(self.contender, head_dim=head_dim, max_len=n, budget=self.budget, seed=seed)
+        return module.train(bool(getattr(module.options, "dropout", 0)))
 
     def cost(self, n: int) -> float:
         """Roughly how long a forward pass takes, in scores computed."""
-        quadratic = "n^2" in CONTENDERS[self.contender.method].cost
-        return float(n * n if quadratic else n * (64 + (self.samples or 0)))
+        quadratic = OFFERED[self.contender.method].quadratic
+        return float(n * n if quadratic else n * (64 + (self.budget or 0)))
 
     def __str__(self) -> str:
-        return self.contender.label + (f", d = {self.samples}" if self.samples else "")
+        return self.contender.label + (f", d = {self.budget}" if self.budget else "")
 
 
 class Input(NamedTuple):
@@ -190,9 +189,9 @@ class Work:
 def cases(experiment: Experiment) -> list[Case]:
     """Every contender at every d, or once where it has no budget."""
     found = [
-        Case(contender, samples)
+        Case(contender, budget)
         for contender in experiment.contenders
-        for samples in (experiment.samples if has_budget(contender) else (None,))
+        for budget in (experiment.budgets if has_budget(contender) else (None,))
     ]
     return list(dict.fromkeys(found))
 
@@ -299,19 +298,14 @@ def make_reference(qkv: QKV, seed: int, with_gradients: bool) -> Reference:
 
 def measure(case: Case, qkv: QKV, reference: Reference, seed: int) -> Record:
     """VALUES of one call with the draws of `seed`, each the mean over heads; None where there is no such number."""
-    module: Any = case.build(qkv[0].shape[-2], qkv[0].shape[-1], seed)
+    module = case.build(qkv[0].shape[-2], qkv[0].shape[-1], seed)
 
     def draws() -> torch.Generator:
         return torch.Generator().manual_seed(seed)
 
-    estimate = None
     with torch.no_grad():
-        if hasattr(module, "certify"):  # returns what a call returns, and the estimate
-            output, info = module.certify(*qkv, generator=draws())
-            estimate = info.error.double()  # (1, h)
-        else:
-            output = module(*qkv, generator=draws())
-    exact = reference.output
+        output, info = module.certify(*qkv, generator=draws())
+    exact, estimate = reference.output, info.error.double()  # (1, h)
     frobenius_relative = relative_error(output, exact)
     found: dict[str, Tensor | None] = {
         "spectral": spectral_error(output, exact, relative=False),
@@ -324,7 +318,7 @@ def measure(case: Case, qkv: QKV, reference: Reference, seed: int) -> Record:
         "estimate": estimate,
         "estimate_ratio": None,
     }
-    if estimate is not None and bool((frobenius_relative > ROUNDING).all()):
+    if bool((frobenius_relative > ROUNDING).all()):
         found["estimate_ratio"] = estimate / frobenius_relative
     if reference.gradients is not None:
         gradients = input_gradients(lambda *x: module(*x, generator=draws()), qkv, reference.upstream)

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.attention import Attention
-from skeinformer.attention.reformer import shares_keys
-from skeinformer.compare.measure import peak_memory, quartiles, ratio
+from skeinformer.compare.contender import OFFERED
+from skeinformer.compare.measure import quartiles, ratio
 from skeinformer.lab.measure.approx import QKV, Case, Experiment, Input, OnStep, Source, Work, cases, now, stream_seed
 from skeinformer.lab.measure.flops import flop_counter
+from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.speed import both_run, forward_run, spread, timed_rounds
 from skeinformer.lab.records import Record, machine
 
-KEYS = ("model", "layer", "n", "method", "options", "samples", "batch", "threads")
+KEYS = ("model", "layer", "n", "method", "options", "budget", "batch", "threads")
 REFERENCE = "sdpa"
 BOTH = 4.5  # a forward pass, and a forward and a backward pass, in forward passes
 
@@ -62,12 +62,12 @@ def time_records(
     groups: list[tuple[int, int | None, list[Case]]] = []
     for n in dict.fromkeys(experiment.lengths):
         left = [case for case in cases(experiment) if time_key({**common, "n": n, **case.fields}) not in done]
-        sizes = list(dict.fromkeys(case.samples for case in left))
+        sizes = list(dict.fromkeys(case.budget for case in left))
         # those without a budget run with the first d that there is
         first = next((d for d in sizes if d is not None), None)
         for d in sizes:
             if d is not None or first is None:
-                together = [case for case in left if case.samples == d or (case.samples is None and d == first)]
+                together = [case for case in left if case.budget == d or (case.budget is None and d == first)]
                 groups.append((n, d, together))
     total = sum((rounds + 2) * BOTH * (n * n + sum(case.cost(n) for case in left)) for n, _, left in groups)
     work = Work(total, on_step)
@@ -80,13 +80,13 @@ def time_records(
 
 
 def _time(left: Sequence[Case], qkv: QKV, rounds: int, seed: int, place: str, work: Work) -> Iterator[Record]:
-    n, head_dim = qkv[0].shape[-2:]
+    n = qkv[0].shape[-2]
     runs: dict[str, Runs] = {}
     rows: dict[str, Record] = {}
     for case in left:
         work.step(f"{place}: memory of {case}", 2 * BOTH * case.cost(n))
         try:
-            run = prepare(case.build(n, head_dim, seed), qkv, seed)
+            run = passes_of(case, qkv, seed)
             with flop_counter() as counter:
                 run.forward()
         except ValueError as error:
@@ -122,11 +122,13 @@ def _time(left: Sequence[Case], qkv: QKV, rounds: int, seed: int, place: str, wo
         }
 
 
-def prepare(module: Attention, qkv: QKV, seed: int) -> Runs:
+def passes_of(case: Case, qkv: QKV, seed: int) -> Runs:
     """The passes of a method; its parameters get gradients too."""
+    n, head_dim = qkv[0].shape[-2:]
+    module = case.build(n, head_dim, seed)
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (x.clone().requires_grad_() for x in qkv)
-    inputs = (query, query, value) if shares_keys(module) else (query, key, value)
+    inputs = (query, query, value) if OFFERED[case.contender.method].shares_keys else (query, key, value)
 
     def call(*inputs: Tensor) -> Tensor:
         output: Tensor = module(*inputs, generator=generator)

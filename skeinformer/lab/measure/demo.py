@@ -4,21 +4,21 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from skeinformer.attention import build, skein_attention
+from skeinformer.attention import Attention, build
 from skeinformer.compare.measure import (
     exact_attention,
     finite,
     interleaved,
-    peak_memory,
     quartiles,
     ratio,
     relative_error,
 )
+from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.pretrained import first_tokens, load_model, load_text, pretrained_qkv
 from skeinformer.lab.records import Record, machine
 from skeinformer.registry import check_count
@@ -31,7 +31,7 @@ class Contender(NamedTuple):
 
     method: str
     label: str
-    samples: int | None = None
+    budget: int | None = None
     pilots: int | None = None
 
 
@@ -42,7 +42,7 @@ def demo_records(
     text: Path | str | None = None,
     model: str | None = None,
     rounds: int = 5,
-    samples: int = 256,
+    budget: int = 256,
     pilots: Sequence[int] = (256, 32),
     seed: int = 0,
     on_step: OnStep = lambda stage, detail, done: None,
@@ -58,7 +58,7 @@ def demo_records(
     for n in lengths:
         check_count("length", n)
     check_count("rounds", rounds)
-    field = contenders(samples, pilots)
+    field = contenders(budget, pilots)
     common: Record = {
         "kind": "demo",
         "model": "MiniLM" if model is None else model,
@@ -84,12 +84,12 @@ def demo_records(
         done += share
 
 
-def contenders(samples: int, pilots: Sequence[int]) -> list[Contender]:
+def contenders(budget: int, pilots: Sequence[int]) -> list[Contender]:
     """Exact attention, V-mean, and Skeinformer with each number of pilots."""
-    check_count("samples", samples)
+    check_count("budget", budget)
     for count in pilots:
         check_count("pilots", count)
-    skeins = [Contender("skeinformer", f"Skeinformer with {count} pilots", samples, count) for count in pilots]
+    skeins = [Contender("skeinformer", f"Skeinformer with {count} pilots", budget, count) for count in pilots]
     return [Contender("softmax", "exact attention"), Contender("vmean", "V-mean"), *skeins]
 
 
@@ -113,16 +113,18 @@ def _measure(
     rows: dict[str, Record] = {}
     for i, contender in enumerate(field):
         step(f"memory and error of {contender.label}", (2 + i) / steps)
-        runs[contender.label] = _prepare(contender, qkv, seed)
+        module = _build(contender, qkv[0].shape[-1])
+        draws = torch.Generator(qkv[0].device).manual_seed(seed)
+        runs[contender.label] = partial(module, *qkv, generator=draws)  # every call draws anew
         rows[contender.label] = {
             "method": contender.method,
             "label": contender.label,
-            "samples": contender.samples,
+            "budget": contender.budget,
             "pilots": contender.pilots,
             "n": qkv[0].shape[-2],
             "heads": qkv[0].shape[-3],
             "head_dim": qkv[0].shape[-1],
-            **_memory_and_error(contender, runs[contender.label], qkv, exact, seed),
+            **_memory_and_error(contender, module, runs[contender.label], qkv, exact, seed),
         }
         yield {**rows[contender.label], **_times(None, None)}
 
@@ -136,20 +138,18 @@ def _measure(
         yield {**rows[contender.label], **_times(seconds[contender.label], seconds[field[0].label])}
 
 
-def _prepare(contender: Contender, qkv: tuple[Tensor, Tensor, Tensor], seed: int) -> Callable[[], Tensor]:
-    """The contender as a function without arguments; every call draws anew."""
-    head_dim = qkv[0].shape[-1]
-    if contender.samples is None:
-        module = build(contender.method, head_dim=head_dim).eval()
-    else:
-        module = build(
-            contender.method, head_dim=head_dim, budget=contender.samples, num_pilots=contender.pilots
-        ).eval()
-    return partial(module, *qkv, generator=torch.Generator(qkv[0].device).manual_seed(seed))
+def _build(contender: Contender, head_dim: int) -> Attention:
+    options: dict[str, Any] = {} if contender.pilots is None else {"num_pilots": contender.pilots}
+    return build(contender.method, head_dim=head_dim, budget=contender.budget, **options).eval()
 
 
 def _memory_and_error(
-    contender: Contender, run: Callable[[], Tensor], qkv: tuple[Tensor, Tensor, Tensor], exact: Tensor, seed: int
+    contender: Contender,
+    module: Attention,
+    run: Callable[[], Tensor],
+    qkv: tuple[Tensor, Tensor, Tensor],
+    exact: Tensor,
+    seed: int,
 ) -> Record:
     """Peak memory of a plain call; error of an output, over heads, and Skeinformer's own estimate for that output.
 
@@ -158,14 +158,8 @@ def _memory_and_error(
     outputs: list[Tensor] = []
     peak = peak_memory(lambda: outputs.append(run()), qkv[0].device)
     output, estimate, estimate_se = outputs[0], None, None
-    if contender.samples is not None:
-        output, info = skein_attention(
-            *qkv,
-            num_samples=contender.samples,
-            num_pilots=contender.pilots,
-            generator=torch.Generator(qkv[0].device).manual_seed(seed),
-            return_info=True,
-        )
+    if contender.budget is not None:
+        output, info = module.certify(*qkv, generator=torch.Generator(qkv[0].device).manual_seed(seed))
         estimate = finite(info.error.double().mean())
         estimate_se = finite(info.error_se.double().square().sum().sqrt() / info.error_se.numel())
     error = relative_error(output, exact).flatten()  # (h,)

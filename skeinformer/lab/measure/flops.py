@@ -4,8 +4,8 @@ torch's `FlopCounterMode` sees each operation and its shapes. It knows matrix pr
 multiply-add as two operations and a fused CPU attention as none; the paper counts a multiply-add once and names the
 leading term. Here formulas are added for the fused kernels that torch leaves out, and results are halved. Fake tensors
 have shapes and no contents, so that n = 65536 takes a fraction of a second, also for quadratic methods. What is not a
-product of matrices is not counted, here as in the paper: exponentials, sums, sorting, gathering, factorizations. Of
-the lab's rivals only WildCat solves with triangles; that is counted.
+product of matrices is not counted, here as in the paper: exponentials, sums, sorting, gathering, factorizations. A
+solution with a triangle is counted.
 """
 
 import math
@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from skeinformer.attention import METHODS, build_from
-from skeinformer.compare.measure import quiet_profiler
+from skeinformer.attention import METHODS, build
+from skeinformer.compare.contender import OFFERED
+from skeinformer.lab.measure.memory import quiet_profiler
 from skeinformer.lab.records import Record, machine
 from skeinformer.registry import check_count, lookup
-from studies.rivals import CONTENDERS
 
 Shape = Sequence[int]
 
@@ -123,7 +123,7 @@ def executed_flops(run: Callable[[], object]) -> int:
 
 
 def count_multiply_adds(
-    name: str, n: int, *, budget: int = 256, head_dim: int = 32, backward: bool = False, **options: object
+    name: str, n: int, *, budget: int | None = 256, head_dim: int = 32, backward: bool = False, **options: Any
 ) -> dict[str, int]:
     """Multiply-adds of one head of `name` on n tokens, by operation of torch.
 
@@ -132,7 +132,7 @@ def count_multiply_adds(
     shape.
     """
     with FakeTensorMode():
-        module = build_from(CONTENDERS, name, head_dim=head_dim, max_len=n, budget=budget, **options).train(backward)
+        module = build(name, head_dim=head_dim, max_len=n, budget=budget, table=OFFERED, **options).train(backward)
         query, value = (torch.empty(1, 1, n, head_dim, requires_grad=backward) for _ in range(2))
         with flop_counter() as counter, torch.set_grad_enabled(backward):
             output = module(query, query, value)
@@ -152,10 +152,10 @@ def flop_records(
 ) -> Iterator[Record]:
     """A Record for every length and method, all of METHODS by default: counted multiply-adds, the paper's, their ratio.
 
-    The paper's table, and so the ratio, is about the forward pass. The lab's rivals are counted where they are named.
+    The paper's table, and so the ratio, is about the forward pass.
     """
     for name in methods:
-        lookup("attention", name, CONTENDERS)
+        lookup("attention", name, OFFERED)
     if not lengths:
         raise ValueError("lengths is empty; give at least one sequence length")
     for argument, values in (("length", lengths), ("budget", [budget]), ("head_dim", [head_dim])):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from skeinformer.compare.contender import Contender, build_contender, parse
-from skeinformer.compare.measure import peak_memory, quartiles, ratio
+from skeinformer.compare.measure import quartiles, ratio
+from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.speed import (
     OnSkip,
     OnStep,
@@ -59,10 +60,10 @@ def performer_pytorch(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair
 def reformer_pytorch(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
     """LSHAttention takes shared queries and keys, and batch and heads as one dimension."""
     theirs = module.LSHAttention(
-        bucket_size=ours.chunk_size,
-        n_hashes=ours.num_hashes,
-        attend_across_buckets=ours.across_buckets,
-        allow_duplicate_attention=ours.count_duplicates,
+        bucket_size=ours.options.chunk_size,
+        n_hashes=ours.options.num_hashes,
+        attend_across_buckets=ours.options.across_buckets,
+        allow_duplicate_attention=ours.options.count_duplicates,
     ).eval()  # in training it would keep its buckets in a cache
     q, _, v = random_inputs(sizes)
 
@@ -103,15 +104,15 @@ def big_bird(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
     config = module.BigBirdConfig(
         hidden_size=width(sizes),
         num_attention_heads=sizes.heads,
-        block_size=ours.block_size,
-        num_random_blocks=ours.num_random,
+        block_size=ours.options.block_size,
+        num_random_blocks=ours.options.num_random,
         max_position_embeddings=max(4096, sizes.n),
         attention_type="block_sparse",
         sep_token_id=None,
     )
     theirs = module.BigBirdBlockSparseAttention(config, seed=0).train()
     ones = torch.ones(sizes.batch, sizes.n)
-    blocked, band, rows, columns = module.BigBirdModel.create_masks_for_block_sparse_attn(ones, ours.block_size)
+    blocked, band, rows, columns = module.BigBirdModel.create_masks_for_block_sparse_attn(ones, ours.options.block_size)
 
     def layer(x: Tensor) -> Tensor:
         q, k, v = (split(projection(x), sizes) for projection in (theirs.query, theirs.key, theirs.value))
@@ -226,7 +227,7 @@ def _settings(peer: Peer, contender: Contender, sizes: Sizes, budget: int) -> Re
         "label": contender.label,
         "peer": peer.package,
         **sizes._asdict(),
-        "samples": budget,
+        "budget": budget,
         "threads": torch.get_num_threads(),
         "mode": "both",
     }

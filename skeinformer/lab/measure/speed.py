@@ -9,28 +9,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS
-from skeinformer.attention.reformer import shares_keys
-from skeinformer.compare.contender import Contender, build_contender, has_budget, parse_all
-from skeinformer.compare.measure import Quartiles, interleaved, peak_memory, quartiles, ratio
+from skeinformer.compare.contender import OFFERED, Contender, build_contender, has_budget, parse_all
+from skeinformer.compare.measure import Quartiles, interleaved, quartiles, ratio
 from skeinformer.lab.measure.flops import count_multiply_adds, executed_flops
+from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.records import Record, Value, machine
 from skeinformer.registry import check_choice, check_count, check_number
 
 MODES = ("forward", "both")
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-# what the default leaves out: on these inputs each is the computation of another row
-SAME_COMPUTATION = {
-    "softmax_dropout": "softmax, but for dropout in training",
-    "sketched": "linformer_jlt, with the default sketch",
-    "informer_mask": "informer, where nothing is padded",
-}
 SHORTEST = 0.02  # seconds that one timing lasts at least
 MOST_REPEATS = 1000
 PEAK_SIZE = 1024  # of the square matrices whose product is taken for the most that the machine can do
@@ -43,7 +37,7 @@ IDENTITY = (
     "batch",
     "heads",
     "head_dim",
-    "samples",
+    "budget",
     "dtype",
     "threads",
     "mode",
@@ -75,7 +69,8 @@ class Entry(NamedTuple):
     make: Callable[[int], Callable[..., Tensor]]
     multiply_adds: Callable[[int, bool], int]
     options: str = ""
-    samples: int | None = None
+    budget: int | None = None
+    shares_keys: bool = False
 
     @property
     def name(self) -> str:
@@ -84,28 +79,32 @@ class Entry(NamedTuple):
 
 
 def default_contenders(specs: Sequence[str] = (), pilots: Sequence[int] = (256, 32)) -> list[Contender]:
-    """The contenders of `specs`, all methods by default; plain `skeinformer` once for each number of pilots."""
+    """The contenders of `specs`; plain `skeinformer` once for each number of pilots.
+
+    By default all methods, but those that compute the same as another on these inputs.
+    """
     for count in pilots:
         check_count("pilots", count)
-    names = specs or [name for name in METHODS if name not in SAME_COMPUTATION]
+    names = specs or [name for name, row in METHODS.items() if row.same_as is None]
     skeins = [f"skeinformer:num_pilots={count}" for count in pilots] or ["skeinformer"]
     return parse_all(spec for name in names for spec in (skeins if name == "skeinformer" else [name]))
 
 
 def contender_entry(contender: Contender, head_dim: int, budget: int) -> Entry:
     """A method of METHODS with the budget; every call draws anew."""
-    options: dict[str, Any] = dict(contender.options)
+    size, options = contender.settings(budget)
     return Entry(
         method=contender.method,
         label=contender.label,
         make=lambda n: build_contender(contender, head_dim=head_dim, max_len=n, budget=budget),
         multiply_adds=lambda n, backward: sum(
             count_multiply_adds(
-                contender.method, n, budget=budget, head_dim=head_dim, backward=backward, **options
+                contender.method, n, budget=size, head_dim=head_dim, backward=backward, **options
             ).values()
         ),
         options=contender.options_text,
-        samples=budget if has_budget(contender) else None,
+        budget=budget if has_budget(contender) else None,
+        shares_keys=OFFERED[contender.method].shares_keys,
     )
 
 
@@ -335,7 +334,7 @@ def _prepare(entry: Entry, inputs: tuple[Tensor, Tensor, Tensor], mode: str) -> 
     parameters: list[Tensor] = []
     if isinstance(call, nn.Module):
         parameters = list(call.train(mode == "both").parameters())
-        inputs = (inputs[0], inputs[0], inputs[2]) if shares_keys(call) else inputs
+        inputs = (inputs[0], inputs[0], inputs[2]) if entry.shares_keys else inputs
     return forward_run(call, inputs) if mode == "forward" else both_run(call, inputs, parameters)
 
 
@@ -347,7 +346,7 @@ def _settings(entry: Entry, sizes: Sizes, mode: str) -> Record:
         "options": entry.options,
         "label": entry.label,
         **sizes._asdict(),
-        "samples": entry.samples,
+        "budget": entry.budget,
         "threads": torch.get_num_threads(),
         "mode": mode,
     }

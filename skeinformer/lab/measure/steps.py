@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from skeinformer.compare.contender import Contender, has_budget
-from skeinformer.compare.measure import peak_memory, quartiles, ratio
+from skeinformer.compare.measure import quartiles, ratio
+from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.speed import OnStep, Run, identity, spread, timed_rounds
 from skeinformer.lab.records import Record, machine
 from skeinformer.lab.training.model import Classifier, ModelConfig
@@ -69,18 +70,13 @@ def step_records(
 
 def training_step(contender: Contender, n: int, batch: int, budget: int, seed: int = 0) -> Run:
     """A step of the paper's model for Text, as a function without arguments; it changes the weights every time."""
+    size, options = contender.settings(budget)
+    config = ModelConfig(
+        vocab_size=VOCABULARY, num_classes=CLASSES, max_len=n, method=contender.method, budget=size, options=options
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Classifier(
-            ModelConfig(
-                vocab_size=VOCABULARY,
-                num_classes=CLASSES,
-                max_len=n,
-                method=contender.method,
-                budget=budget,
-                options=dict(contender.options),
-            )
-        ).train()
+        model = Classifier(config).train()
         tokens, labels = torch.randint(VOCABULARY, (batch, n)), torch.randint(CLASSES, (batch,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     mask = torch.ones(batch, n, dtype=torch.bool)
@@ -101,7 +97,7 @@ def _settings(contender: Contender, n: int, batch: int, budget: int) -> Record:
         "label": contender.label,
         "n": n,
         "batch": batch,
-        "samples": budget if has_budget(contender) else None,
+        "budget": budget if has_budget(contender) else None,
         "dtype": "float32",
         "threads": torch.get_num_threads(),
     }

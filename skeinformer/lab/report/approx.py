@@ -25,7 +25,7 @@ from skeinformer.lab.report.inputs import INPUTS, PASSES, Input, group_inputs
 from skeinformer.lab.report.page import Section, made_by, select_html
 from skeinformer.lab.report.tables import Column, attributes_html, boxed, markdown_text, table_html
 
-FIELDS = frozenset({*INPUTS, "samples", "label"})
+FIELDS = frozenset({*INPUTS, "budget", "label"})
 ORDER = ("skeinformer", "informer", "vmean", "linformer")  # the paper's, by growing error
 RATIO = "spectral_to_vmean"
 
@@ -69,7 +69,7 @@ def _timed(heading: str, field: str) -> Column:
 
 COLUMNS = (
     Column("method", label),
-    Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
+    Column("d", lambda r: str(r.get("budget") or ""), field="budget"),
     _measured("spectral error", "spectral"),
     _measured("over V-mean's", RATIO),
     _measured("spectral, relative", "spectral_relative"),
@@ -142,12 +142,12 @@ def figure_1_panels(inputs: Mapping[Input, Sequence[Record]], measure: str) -> l
     for where, rows in inputs.items():
         series = []
         for name, points in _by_label(_shown(rows, measure), measure).items():
-            budgeted = points[0].get("samples") is not None
-            x = [float(r["samples"] or 0) for r in points] if budgeted else []
+            budgeted = points[0].get("budget") is not None
+            x = [float(r["budget"] or 0) for r in points] if budgeted else []
             y, error = [real(r, measure) or 0.0 for r in points], [real(r, f"{measure}_se") for r in points]
             series.append(Series(name, x, y, error))
         if any(line.x for line in series):
-            ticks = [float(d or 0) for d in distinct(rows, "samples")]
+            ticks = [float(d or 0) for d in distinct(rows, "budget")]
             axis, data = MEASURES[measure].axis, {**where.data, "measure": measure}
             panels.append(Panel(where.title, "sample size d", axis, series, data, x_ticks=ticks))
     return panels
@@ -224,7 +224,7 @@ def order_sentence(rows: Iterable[Record]) -> str:
     shown = [
         f"{label(row)} {number(row.get('spectral'))} {plus_minus(row.get('spectral_se'))}".strip() for row in chain
     ]
-    text = f"{', '.join(shown)} at d = {chain[0].get('samples')}; "
+    text = f"{', '.join(shown)} at d = {chain[0].get('budget')}; "
     ratios = [f"{number(r.get(RATIO))} {plus_minus(r.get(f'{RATIO}_se'))}" for r in chain[:2] if r.get(RATIO)]
     if len(ratios) == 2:
         text += f"over V-mean's, trial by trial, {ratios[0].strip()} and {ratios[1].strip()}; "
@@ -246,20 +246,20 @@ def _choice(field: str, heading: str, choices: Mapping[str, str]) -> str:
 
 
 def _table_html(where: Input, rows: Sequence[Record]) -> str:
-    sizes = distinct(rows, "samples")
+    sizes = distinct(rows, "budget")
     largest = sizes[-1] if sizes else None
 
     def contest(record: Record) -> Value:
-        samples = record.get("samples")
-        return largest if samples is None else samples
+        budget = record.get("budget")
+        return largest if budget is None else budget
 
     def data(record: Record) -> dict[str, str]:
-        samples = record.get("samples")
-        size = {} if samples is None else {"samples": str(samples)}
-        return {"label": label(record), **size, **({"largest": ""} if size and samples == largest else {})}
+        budget = record.get("budget")
+        size = {} if budget is None else {"budget": str(budget)}
+        return {"label": label(record), **size, **({"largest": ""} if size and budget == largest else {})}
 
     shown = [column for column in COLUMNS if column.field is None or any(r.get(column.field) is not None for r in rows)]
-    ordered = sorted(rows, key=lambda r: -(real(r, "samples") or math.inf))
+    ordered = sorted(rows, key=lambda r: -(real(r, "budget") or math.inf))
     table = table_html(ordered, shown, contest=contest, data=data, sortable=True)
     return boxed(table, f"{where.title}{_trials(rows)}", where.data)
 
@@ -277,8 +277,8 @@ def _skipped_html(records: Iterable[Record]) -> str:
         found.setdefault((label(record), record.get("reason")), []).append(record)
     items = []
     for (name, reason), group in found.items():
-        lengths, samples = ([count(x) for x in distinct(group, field)] for field in ("n", "samples"))
-        where = f"n = {', '.join(lengths)}" + (f"; d = {', '.join(samples)}" if samples else "")
+        lengths, budgets = ([count(x) for x in distinct(group, field)] for field in ("n", "budget"))
+        where = f"n = {', '.join(lengths)}" + (f"; d = {', '.join(budgets)}" if budgets else "")
         items.append(f"<li>{escape(f'{name} ({where}): {reason}')}</li>")
     return f"<ul>{''.join(items)}</ul>"
 
@@ -299,7 +299,7 @@ def _decimals(value: Value) -> str:
 def _by_label(rows: Iterable[Record], field: str) -> dict[str, list[Record]]:
     """The approximations whose `field` a logarithmic axis can show, each method's by growing d."""
     found: dict[str, list[Record]] = {}
-    for row in sorted(rows, key=lambda r: real(r, "samples") or 0):
+    for row in sorted(rows, key=lambda r: real(r, "budget") or 0):
         if row.get("method") != REFERENCE and (real(row, field) or 0) > 0:
             found.setdefault(label(row), []).append(row)
     return found
@@ -313,7 +313,7 @@ def _at_largest(rows: Iterable[Record], method: str) -> Record | None:
     names = (method, "informer_mask") if method == "informer" else (method,)
     for name in names:
         if found := [r for r in rows if r.get("method") == name]:
-            return max(found, key=lambda r: real(r, "samples") or 0)
+            return max(found, key=lambda r: real(r, "budget") or 0)
     return None
 
 

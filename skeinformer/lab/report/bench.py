@@ -13,7 +13,7 @@ from skeinformer.lab.report.tables import Column, boxed, simple_table, spread_co
 
 SDPA = "sdpa"
 MODES = {"forward": "forward", "both": "forward and backward"}
-FIELDS = frozenset({"mode", "n", "samples", "label"})
+FIELDS = frozenset({"mode", "n", "budget", "label"})
 
 
 class Setting(NamedTuple):
@@ -75,7 +75,7 @@ def speed_panels(records: Sequence[Record]) -> list[Panel]:
     panels = []
     for setting, rows in _settings(records).items():
         largest = _largest(rows)
-        kept = [r for r in rows if r.get("samples") in (None, largest)]
+        kept = [r for r in rows if r.get("budget") in (None, largest)]
         ticks = [float(n or 0) for n in distinct(kept, "n")]
         for field, name, unit in (("seconds", "time", 1e3), ("peak_bytes", "peak memory", 1 / 2**20)):
             series = [
@@ -95,7 +95,7 @@ def peer_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
     columns = (
         Column("method", label),
         Column("n", lambda r: count(r.get("n")), field="n"),
-        Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
+        Column("d", lambda r: str(r.get("budget") or ""), field="budget"),
         Column("package", lambda r: str(r.get("peer") or "")),
         spread_column("ours", "seconds", seconds),
         spread_column("theirs", "peer_seconds", seconds),
@@ -111,7 +111,7 @@ def step_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
         Column("method", label),
         Column("n", lambda r: count(r.get("n")), field="n"),
         Column("batch", lambda r: count(r.get("batch")), field="batch"),
-        Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
+        Column("d", lambda r: str(r.get("budget") or ""), field="budget"),
         spread_column("a step", "seconds", seconds, "low"),
         spread_column("standard / this", "ratio", number, "high"),
     )
@@ -124,7 +124,7 @@ def _table_html(rows: Sequence[Record], field: str) -> str:
     lengths = [int(n or 0) for n in distinct(rows, "n")]
     columns = [
         Column("method", label),
-        Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
+        Column("d", lambda r: str(r.get("budget") or ""), field="budget"),
         *(
             spread_column(f"n = {n:,}", f"{field}_{n}", show.write, show.best)._replace(data={"n": str(n)})
             for n in lengths
@@ -138,12 +138,12 @@ def _table_html(rows: Sequence[Record], field: str) -> str:
     largest = _largest(rows)
 
     def data(record: Record) -> dict[str, str]:
-        samples = record.get("samples")
-        chosen = {"largest": ""} if samples == largest else {}
-        return {"label": label(record), **({} if samples is None else {"samples": str(samples), **chosen})}
+        budget = record.get("budget")
+        chosen = {"largest": ""} if budget == largest else {}
+        return {"label": label(record), **({} if budget is None else {"budget": str(budget), **chosen})}
 
     return table_html(
-        _wide(rows, field), columns, contest=lambda r: r.get("samples") or largest, data=data, sortable=True
+        _wide(rows, field), columns, contest=lambda r: r.get("budget") or largest, data=data, sortable=True
     )
 
 
@@ -151,12 +151,12 @@ def _wide(rows: Iterable[Record], field: str) -> list[Record]:
     """One record for each method and d, with the values at all n: field_1024, field_1024_q25 and so on."""
     found: dict[tuple[str, Value], list[Record]] = {}
     for row in sorted(rows, key=lambda r: real(r, "n") or 0):
-        found.setdefault((label(row), row.get("samples")), []).append(row)
+        found.setdefault((label(row), row.get("budget")), []).append(row)
     wide = []
-    for (name, samples), points in found.items():
+    for (name, budget), points in found.items():
         # exact attention is no approximation, so that it is never the best one
         method = "softmax" if points[0].get("method") == SDPA else points[0].get("method")
-        record: Record = {"label": name, "method": method, "samples": samples}
+        record: Record = {"label": name, "method": method, "budget": budget}
         for point in points:
             for end in ("", "_q25", "_q75"):
                 record[f"{field}_{point['n']}{end}"] = point.get(f"{field}{end}")
@@ -212,5 +212,5 @@ def _title(setting: Setting, records: Sequence[Record]) -> str:
 
 
 def _largest(rows: Iterable[Record]) -> Value:
-    sizes = distinct(rows, "samples")
+    sizes = distinct(rows, "budget")
     return sizes[-1] if sizes else None

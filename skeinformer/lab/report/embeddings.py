@@ -41,7 +41,7 @@ def embedding_sections(records: Sequence[Record], styles: Styles) -> list[Sectio
         Column("n", lambda r: count(r.get("n")), field="n"),
         Column("passages", lambda r: count(r.get("passages")), field="passages"),
         Column("method", label),
-        Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
+        Column("d", lambda r: str(r.get("budget") or ""), field="budget"),
         *(Column(name, lambda r, name=name: count(r.get(name)), field=name) for name in several),  # type: ignore[misc]
         Column("cosine", lambda r: number(r.get("cosine")), _least, "cosine", "high"),
         Column("recall at 1", lambda r: number(r.get("recall_1")), field="recall_1", best="high"),
@@ -85,18 +85,18 @@ def embedding_panels(records: Iterable[Record]) -> list[Panel]:
 
 def latest(records: Iterable[Record]) -> list[Record]:
     """Of records about the same the last, in the order of the first."""
-    names = (*Setting._fields, "method", "options", "samples", "seed")
+    names = (*Setting._fields, "method", "options", "budget", "seed")
     return list({tuple(record.get(name) for name in names): record for record in records}.values())
 
 
 def _lines(group: Iterable[Record], field: str) -> list[Series]:
     """A line for each method, along d, of means over seeds, where logarithmic axes can show it."""
     found: dict[str, dict[float, list[tuple[float, float]]]] = {}
-    for record in sorted(group, key=lambda r: real(r, "samples") or 0):
+    for record in sorted(group, key=lambda r: real(r, "budget") or 0):
         cosine, time = real(record, "cosine"), real(record, "ratio")
         value = real(record, field) if field != "distance" else None if cosine is None else 1 - cosine
         if value is not None and time:
-            found.setdefault(label(record), {}).setdefault(real(record, "samples") or 0, []).append((time, value))
+            found.setdefault(label(record), {}).setdefault(real(record, "budget") or 0, []).append((time, value))
     lines = []
     for name, sizes in found.items():
         points = [(fmean(x for x, _ in seeds), fmean(y for _, y in seeds)) for seeds in sizes.values()]

@@ -20,7 +20,7 @@ CELL = (
     "test_examples",
     "method",
     "options",
-    "samples",
+    "budget",
     "threads",
 )
 Z = 1.96  # of a 95 % interval
@@ -40,7 +40,7 @@ def finetune_sections(records: Sequence[Record], styles: Styles) -> list[Section
         Column("text", lambda r: str(r.get("text") or "")),
         Column("n", lambda r: count(r.get("n")), field="n"),
         Column("method", label),
-        Column("d", lambda r: str(r.get("samples") or ""), field="samples"),
+        Column("d", lambda r: str(r.get("budget") or ""), field="budget"),
         Column("steps", lambda r: count(r.get("steps")), lambda r: f"batch {r.get('batch')}", "steps"),
         Column("seeds", lambda r: count(r.get("seeds")), field="seeds"),
         Column("accuracy", lambda r: percent(r.get("test_accuracy")), _interval, "test_accuracy", "high"),

@@ -19,7 +19,7 @@ class Point(NamedTuple):
     """A method at one sample size."""
 
     label: str
-    samples: int | None
+    budget: int | None
     time: float  # as a share of the exact kernel's
     error: float
     ours: bool = False
@@ -29,7 +29,7 @@ class Point(NamedTuple):
         return self.time <= other.time and self.error <= other.error and self[2:4] != other[2:4]
 
     def __str__(self) -> str:
-        return self.label + (f", d = {self.samples}" if self.samples else "")
+        return self.label + (f", d = {self.budget}" if self.budget else "")
 
 
 EXACT = Point("exact (SDPA)", None, 1.0, 0.0)
@@ -44,9 +44,9 @@ def approximations(rows: Iterable[Record], direction: str) -> list[Point]:
     """Every approximation of which error and time are known; `direction` is "forward" or "both"."""
     found = []
     for row in rows:
-        time, error, samples = real(row, f"{direction}_ratio"), real(row, "spectral_relative"), real(row, "samples")
+        time, error, budget = real(row, f"{direction}_ratio"), real(row, "spectral_relative"), real(row, "budget")
         if time is not None and error is not None and row.get("method") not in NOT_RIVALS:
-            size = None if samples is None else int(samples)
+            size = None if budget is None else int(budget)
             found.append(Point(label(row), size, time, error, row.get("method") == OURS))
     return found
 
@@ -54,7 +54,7 @@ def approximations(rows: Iterable[Record], direction: str) -> list[Point]:
 def frontier(field: Iterable[Point]) -> list[Point]:
     """The points that no other beats, by growing time and falling error; the exact kernel is the last."""
     kept: list[Point] = []
-    for point in sorted({*field, EXACT}, key=lambda point: (point.time, point.error, point.label, point.samples or 0)):
+    for point in sorted({*field, EXACT}, key=lambda point: (point.time, point.error, point.label, point.budget or 0)):
         if not kept or point.error < kept[-1].error:
             kept.append(point)
     return kept

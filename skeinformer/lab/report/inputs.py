@@ -78,7 +78,7 @@ def _gradient(summary: Record) -> Record:
 
 
 def _contender(record: Record) -> tuple[Value, ...]:
-    return tuple(record.get(name) for name in ("model", "n", "method", "options", "samples"))
+    return tuple(record.get(name) for name in ("model", "n", "method", "options", "budget"))
 
 
 def _title(key: Sequence[Value], alike: Sequence[bool]) -> str:

@@ -244,7 +244,7 @@ def _settings_table(arena: Arena) -> Table:
     """The data and the settings of each task; several values where the runs differ."""
     shown: dict[str, tuple[str, Callable[[Value], str]]] = {
         "n": ("n", count),
-        "samples": ("d", count),
+        "budget": ("d", count),
         "batch": ("batch, examples", count),
         "learning_rate": ("learning rate", lambda value: f"{value:g}"),
         "max_steps": ("most steps", count),

@@ -19,7 +19,7 @@ from skeinformer.lab.report.template import PAGE, SCRIPT, STYLE
 
 SETTINGS = (
     *("recipe", "task", "data", "device", "precision", "processes"),
-    *("model", "text", "weights", "layer", "n", "samples", "batch", "heads", "head_dim", "dtype", "mode"),
+    *("model", "text", "weights", "layer", "n", "budget", "batch", "heads", "head_dim", "dtype", "mode"),
 )
 RUNS = ("trials", "rounds", "seed", "started")
 MACHINE = ("cpu", "cores", "threads", "gpu", "torch", "python", "skeinformer", "commit", "command")
@@ -87,10 +87,10 @@ def filters_html(sections: Sequence[Section], styles: Styles) -> str:
         if len(values) > 1:
             boxes = "".join(_checkbox(field, str(value), escape(show(value))) for value in values)
             parts.append(f"<fieldset class='control'><legend>{escape(heading)}</legend>{boxes}</fieldset>")
-    sizes = distinct(records("samples"), "samples")
+    sizes = distinct(records("budget"), "budget")
     if len(sizes) > 1:
         choices = {LARGEST: "the largest", ALL: "all", **{str(size): str(size) for size in sizes}}
-        select = select_html("samples", choices, "sample size d")
+        select = select_html("budget", choices, "sample size d")
         parts.append(f"<fieldset class='control'><legend>sample size d in tables</legend>{select}</fieldset>")
     parts.append(_methods_html(records("label"), styles))
     form = f"<form>\n{''.join(parts)}\n</form>"

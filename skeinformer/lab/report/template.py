@@ -92,8 +92,8 @@ SCRIPT = r"""
   const isShown = (part, values) => fields.every(field => {
     const value = part.dataset[field];
     if (value === undefined || values[field].has(value)) return true;
-    if (field !== "samples") return false;
-    return values.samples.has("all") || (values.samples.has("largest") && "largest" in part.dataset);
+    if (field !== "budget") return false;
+    return values.budget.has("all") || (values.budget.has("largest") && "largest" in part.dataset);
   });
 
   // bold: the best rival among the rows that are shown

@@ -2,17 +2,21 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from skeinformer.compare.contender import Contender
+from skeinformer.compare.contender import Contender, parse
 from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.snakes import PathfinderSettings
-from skeinformer.lab.lra.store import Meta, Store, open_store
+from skeinformer.lab.lra.store import META, Meta, Store, open_store
 from skeinformer.lab.records import Record, read
-from skeinformer.lab.training.recipes import CUT, Recipe, as_record, overrides_text
+from skeinformer.lab.training.memory import parse_bytes
+from skeinformer.lab.training.options import Overrides, Train
+from skeinformer.lab.training.recipes import CUT, Recipe, as_record, overrides_text, recipe
+from skeinformer.registry import check_count
 
+BAG_OF_TOKENS = "bag_of_tokens"
 RUN, RECORDS, MODEL = "run.json", "records.jsonl", "model"
 GENERATOR = "generator"  # the source of a store that `skein data` generated
 
@@ -60,6 +64,44 @@ class Watch:
     def check(self, record: Record) -> None: ...
 
 
+def method_of(spec: str) -> Contender:
+    """A method and its options from `name:option=value`; `bag_of_tokens` is one without attention."""
+    return Contender(BAG_OF_TOKENS) if spec == BAG_OF_TOKENS else parse(spec)
+
+
+def job_of(options: Train) -> Job:
+    """The job that the options describe, checked."""
+    if options.micro_batch is not None:
+        check_count("micro_batch", options.micro_batch)
+        if options.memory_budget is not None:
+            raise ValueError("give --micro-batch or --memory-budget, not both")
+    method = method_of(options.method)
+    chosen = recipe_of(options, options.recipe, options.task)
+    name = method.spec.replace(":", "-").replace("=", "-").replace(",", "-")
+    return Job(
+        recipe=chosen,
+        method=method,
+        data=store_of(options.data, options.task),
+        out=options.out or Path("runs") / f"{options.task}-{name}-{options.seed}",
+        seed=options.seed,
+        resume=options.resume,
+        memory_budget=None if options.memory_budget is None else parse_bytes(options.memory_budget),
+        micro_batch=options.micro_batch,
+        precision=options.precision,
+        compile=options.compile,
+    )
+
+
+def recipe_of(options: Overrides, name: str, task: str) -> Recipe:
+    """The recipe with what the options replace."""
+    return recipe(name, task, **{field.name: getattr(options, field.name) for field in fields(Overrides)})
+
+
+def store_of(data: Path, task: str) -> Path:
+    """`data` itself if it is a store, else the folder in it that is called like the task."""
+    return data if (data / META).is_file() else data / task
+
+
 def result_of(job: Job) -> Record | None:
     """The result in the job's folder, if it holds one; a ValueError where it holds another run."""
     path, records = job.out / RUN, job.out / RECORDS
@@ -82,28 +124,28 @@ def result_of(job: Job) -> Record | None:
 def open_task(job: Job) -> Store:
     """The store, which must be of the recipe's task and no longer than it reads, unless it may be cut."""
     store = open_store(job.data)
-    recipe, meta = job.recipe, store.meta
-    if meta.task != recipe.task:
-        raise ValueError(f"{job.data} holds the task {meta.task}, not {recipe.task}")
+    chosen, meta = job.recipe, store.meta
+    if meta.task != chosen.task:
+        raise ValueError(f"{job.data} holds the task {meta.task}, not {chosen.task}")
     longest = max(int(store.split(name).lengths.max()) for name in meta.splits)
-    if recipe.task not in CUT and longest > recipe.max_len:
+    if chosen.task not in CUT and longest > chosen.max_len:
         raise ValueError(
-            f"{job.data} has sequences of {longest} tokens, but this recipe reads {recipe.max_len}:"
+            f"{job.data} has sequences of {longest} tokens, but this recipe reads {chosen.max_len}:"
             f" prepare shorter ones, or give --max-len {longest}"
         )
-    if meta.source == GENERATOR and (differing := generated_otherwise(recipe, meta)):
+    if meta.source == GENERATOR and (differing := generated_otherwise(chosen, meta)):
         raise ValueError(
-            f"{job.data} was generated with {differing[0]}={differing[1]!r}, the recipe {recipe.name} has"
+            f"{job.data} was generated with {differing[0]}={differing[1]!r}, the recipe {chosen.name} has"
             f" {differing[2]!r}: prepare another store, or let skein lra do it in another --data folder"
         )
     return store
 
 
-def generated_otherwise(recipe: Recipe, meta: Meta) -> tuple[str, object, object] | None:
+def generated_otherwise(chosen: Recipe, meta: Meta) -> tuple[str, object, object] | None:
     """The first setting in which a generated store differs from the recipe's: its name, value, and the recipe's."""
-    default = asdict(ListOpsSettings() if recipe.task == "listops" else PathfinderSettings())
+    default = asdict(ListOpsSettings() if chosen.task == "listops" else PathfinderSettings())
     found = {**meta.options, "max_len": meta.max_len}
-    for name, value in {**default, **{name: recipe.data[name] for name in default if name in recipe.data}}.items():
+    for name, value in {**default, **{name: chosen.data[name] for name in default if name in chosen.data}}.items():
         if name in found and found[name] != value:
             return name, found[name], value
     return None

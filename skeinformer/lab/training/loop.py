@@ -20,13 +20,14 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skeinformer.compare.contender import has_budget
+from skeinformer.compare.contender import OFFERED, has_budget
 from skeinformer.lab.files import lock_folder, write_whole
 from skeinformer.lab.lra.batches import Batch, Order, evaluation_order, micro_batches
 from skeinformer.lab.lra.store import Split
 from skeinformer.lab.records import Record, append, machine
 from skeinformer.lab.training import checkpoint
 from skeinformer.lab.training.job import (
+    BAG_OF_TOKENS,
     MODEL,
     RECORDS,
     RUN,
@@ -38,21 +39,23 @@ from skeinformer.lab.training.job import (
     result_of,
     settings,
 )
-from skeinformer.lab.training.make import BAG_OF_TOKENS, attention_errors, make_model, save_trained
+from skeinformer.lab.training.make import attention_errors, make_model, save_trained
 from skeinformer.lab.training.memory import largest_micro_batch, process_peak, step_peak
 from skeinformer.lab.training.recipes import learning_rate
 
 ESTIMATED = 8  # validation examples on which the attention's error is estimated at each check
-UNUSED = {"vmean"}  # methods that leave the queries' and keys' projections without a gradient
 
 
 def train(job: Job, watch: Watch | None = None) -> Record:
     """Run `job` to its end, from its last checkpoint if it resumes, and return the record of its result."""
     watch = watch or Watch()
+    row = OFFERED.get(job.method.method)
+    # without queries and keys in the output, their projections have no gradient
+    unused = row is not None and not row.reads_queries
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
         mixed_precision="bf16" if job.precision == "bfloat16" else "no",
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=job.method.method in UNUSED)],
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=unused)],
     )
     run = Run(job, accelerator, watch)
     with run.alone():
@@ -278,7 +281,7 @@ class Run:
             **identity(job),
             "data": self.store.meta.source,
             "n": recipe.max_len,
-            "samples": recipe.budget if has_budget(job.method) and job.method.method != BAG_OF_TOKENS else None,
+            "budget": recipe.budget if has_budget(job.method) else None,
             "batch": recipe.batch,
             "micro_batch": progress.micro_batch,
             "accumulation": -(-recipe.batch // self.processes // progress.micro_batch),

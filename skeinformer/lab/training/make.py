@@ -3,17 +3,18 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from skeinformer.compare.contender import Contender, parse
+from skeinformer.attention import Attention
+from skeinformer.compare.contender import Contender
 from skeinformer.lab.lra.store import Meta
 from skeinformer.lab.records import Record
+from skeinformer.lab.training.job import BAG_OF_TOKENS
 from skeinformer.lab.training.model import Classifier, ModelConfig, PairClassifier, initialize
 from skeinformer.lab.training.recipes import Recipe
-
-BAG_OF_TOKENS = "bag_of_tokens"
 
 
 class BagOfTokens(nn.Module):
@@ -45,22 +46,18 @@ class BagOfTokens(nn.Module):
         return logits
 
 
-def method_of(spec: str) -> Contender:
-    """A method and its options from `name:option=value`; `bag_of_tokens` is one without attention."""
-    return Contender(BAG_OF_TOKENS) if spec == BAG_OF_TOKENS else parse(spec)
-
-
 def make_model(method: Contender, recipe: Recipe, meta: Meta, seed: int) -> nn.Module:
     """A new model for the store that `meta` describes."""
     if method.method == BAG_OF_TOKENS:
         return BagOfTokens(meta.vocab_size, meta.num_classes, meta.sequences)
+    budget, options = method.settings(recipe.budget)
     config = ModelConfig(
         vocab_size=meta.vocab_size,
         num_classes=meta.num_classes,
         max_len=recipe.max_len,
         method=method.method,
-        budget=recipe.budget,
-        options=dict(method.options),
+        budget=budget,
+        options=options,
         num_layers=recipe.num_layers,
         dim=recipe.dim,
         num_heads=recipe.num_heads,
@@ -75,17 +72,16 @@ def make_model(method: Contender, recipe: Recipe, meta: Meta, seed: int) -> nn.M
 def attention_errors(model: nn.Module, arguments: Sequence[Tensor | None]) -> Record:
     """`error_layer_0` and so on: each layer's own estimate of its attention's relative error on these sequences.
 
-    Empty where the method has no such estimate. The model is in evaluation, without gradients.
+    Empty for a model without attention. The model is in evaluation, without gradients.
     """
-    modules = [module for module in model.modules() if callable(getattr(module, "certify", None))]
+    modules = [module for module in model.modules() if isinstance(module, Attention)]
     errors: dict[int, list[Tensor]] = {index: [] for index in range(len(modules))}
     handles = []
     for index, module in enumerate(modules):
 
-        def certify(
-            module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], where: int = index
-        ) -> None:
-            _, info = module.certify(*args, **kwargs)  # type: ignore[operator]
+        def certify(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Any], where: int = index) -> None:
+            assert isinstance(module, Attention)
+            _, info = module.certify(*args, **kwargs)
             errors[where].append(info.error[torch.isfinite(info.error)])
 
         handles.append(module.register_forward_pre_hook(certify, with_kwargs=True))

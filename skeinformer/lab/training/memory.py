@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from skeinformer.compare.measure import peak_memory
 from skeinformer.lab.lra.store import Meta
+from skeinformer.lab.measure.memory import peak_memory
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 

@@ -21,7 +21,7 @@ from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skeinformer.attention import build
+from skeinformer.attention import METHODS, build
 from skeinformer.kernels.choice import at_hand
 from skeinformer.kernels.rows import masked_mean
 from skeinformer.registry import check_count, check_number
@@ -58,8 +58,9 @@ class ModelConfig:
     """The longest sequence: there is a learned position for each token."""
     method: str = "skeinformer"
     """A name in METHODS."""
-    budget: int = 256
-    options: Mapping[str, object] = field(default_factory=dict)
+    budget: int | None = 256
+    """The sketch size d; None where an option sets the size."""
+    options: Mapping[str, Any] = field(default_factory=dict)
     """Of the method, beside its budget."""
     num_layers: int = 2
     dim: int = 64

@@ -1,22 +1,17 @@
 """The options of `skein train` and `skein lra`, apart from what they run: reading them needs no training library."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from skeinformer.attention import METHODS
 from skeinformer.lab.lra.store import TASKS
 
-PAPER_METHODS = (
-    "softmax",
-    "vmean",
-    "bigbird",
-    "performer",
-    "nystromformer",
-    "linformer",
-    "informer",
-    "skeinformer",
-    "cluster",
-)
+
+def paper_methods() -> tuple[str, ...]:
+    """The methods of the paper's Table 1 and the cluster sketch; no variants, none that needs another model."""
+    rows = METHODS.items()
+    return (*(name for name, row in rows if row.in_table_1 and not row.options and not row.shares_keys), "cluster")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +94,7 @@ class Lra(Overrides):
 
     tasks: tuple[str, ...] = TASKS
     """listops, text, retrieval, pathfinder, image."""
-    methods: tuple[str, ...] = PAPER_METHODS
+    methods: tuple[str, ...] = field(default_factory=paper_methods)
     """Methods, with options as in skeinformer:num_pilots=32."""
     seeds: tuple[int, ...] = (0,)
     """One run for each."""

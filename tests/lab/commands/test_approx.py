@@ -21,7 +21,7 @@ from rich.console import Console
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
-from skeinformer.lab.commands.approx import DEFAULT_METHODS, Approx, as_experiment, result_rows, run_approx
+from skeinformer.lab.commands.approx import Approx, as_experiment, default_methods, result_rows, run_approx
 from skeinformer.lab.measure.approx import cases, key_of
 from skeinformer.lab.measure.pretrained import minilm_folder
 from skeinformer.lab.progress import display
@@ -35,7 +35,7 @@ except FileNotFoundError:
 
 TINY: dict[str, Any] = {
     "lengths": (32, 64),
-    "samples": (4, 8),
+    "budgets": (4, 8),
     "methods": ("vmean", "skeinformer:num_pilots=4", "reformer"),
     "trials": 2,
     "gradient_trials": 1,
@@ -101,7 +101,7 @@ def test_a_second_run_adds_only_what_is_new(tmp_path: Path) -> None:
 def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     options = Approx(**{**TINY, "trials": 40, "gradient_trials": 0, "time_rounds": 0, "lengths": (64,)}, records=file)
-    arguments = ["--lengths", "64", "--samples", "4", "8", "--methods", *options.methods, "--records", str(file)]
+    arguments = ["--lengths", "64", "--budgets", "4", "8", "--methods", *options.methods, "--records", str(file)]
     arguments += ["--trials", "40", "--gradient-trials", "0", "--time-rounds", "0"]
     command = [sys.executable, "-u", "-m", "skeinformer", "approx", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -146,7 +146,7 @@ def test_times_of_the_first_layer_stand_beside_the_errors_of_all(tmp_path: Path)
 def test_threads_and_text_are_taken(tmp_path: Path) -> None:
     text, file = tmp_path / "words.txt", tmp_path / "records.jsonl"
     text.write_text("one two three four five six seven eight " * 10)
-    options = Approx(lengths=(32,), samples=(4,), methods=("vmean",), trials=2, text=text, records=file, threads=1)
+    options = Approx(lengths=(32,), budgets=(4,), methods=("vmean",), trials=2, text=text, records=file, threads=1)
     run_approx(options, console())
     assert torch.get_num_threads() == 1
     assert {r["text"] for r in read(file)} == {"words.txt"}
@@ -154,7 +154,7 @@ def test_threads_and_text_are_taken(tmp_path: Path) -> None:
 
 
 def test_the_default_is_every_method_and_every_sketch() -> None:
-    contenders = [parse(spec) for spec in DEFAULT_METHODS]
+    contenders = [parse(spec) for spec in default_methods()]
     assert {contender.method for contender in contenders} == set(METHODS)
     sketches = {dict(contender.options).get("sketch") for contender in contenders if contender.method == "sketched"}
     assert sketches == set(SKETCHES)

@@ -16,7 +16,7 @@ from skeinformer.lab import cli
 from skeinformer.lab.lra import listops, retrieval
 from skeinformer.lab.lra.store import SPLITS, open_store
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 SMALL = ["--train", "30", "--valid", "5", "--test", "6", "--min-len", "16", "--max-len", "64"]
 ONE = ["--workers", "1"]
 

@@ -24,7 +24,7 @@ try:
 except FileNotFoundError:
     pytestmark = pytest.mark.skip(reason="the pretrained weights are not installed; run `make install`")
 
-TINY: dict[str, Any] = {"lengths": (128, 64), "rounds": 2, "samples": 16, "pilots": (16, 4)}
+TINY: dict[str, Any] = {"lengths": (128, 64), "rounds": 2, "budget": 16, "pilots": (16, 4)}
 
 
 def console(terminal: bool) -> Console:
@@ -91,7 +91,7 @@ def test_what_the_records_hold() -> None:
 def test_the_estimate_agrees_with_the_truth_within_its_standard_error() -> None:
     (row,) = [
         r
-        for r in demo_records(lengths=(512,), rounds=1, samples=64, pilots=(32,))
+        for r in demo_records(lengths=(512,), rounds=1, budget=64, pilots=(32,))
         if r["seconds"] and r["method"] == "skeinformer"
     ]
     error, estimate, estimate_se = (float(row[name] or 0) for name in ("error", "estimate", "estimate_se"))
@@ -129,7 +129,7 @@ def test_a_text_that_is_too_short_is_an_error_before_anything_is_measured(tmp_pa
         ({"lengths": ()}, "lengths is empty"),
         ({"lengths": (0,)}, "length must be at least 1"),
         ({"rounds": 0}, "rounds must be at least 1"),
-        ({"samples": 0}, "samples must be at least 1"),
+        ({"budget": 0}, "budget must be at least 1"),
         ({"pilots": (8, -1)}, "pilots must be at least 1"),
     ],
 )

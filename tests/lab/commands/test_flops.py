@@ -10,7 +10,7 @@ from skeinformer.attention import METHODS
 from skeinformer.lab import cli
 from skeinformer.lab.measure.flops import PAPER, count_multiply_adds
 
-PAGE = Path(__file__).parent.parent / "docs" / "flops.md"
+PAGE = Path(__file__).parents[3] / "docs" / "flops.md"
 SMALL = ["--lengths", "64", "--budget", "16", "--head-dim", "8"]
 
 

@@ -22,7 +22,7 @@ from skeinformer.lab.training.options import Lra, Train
 from skeinformer.lab.training.recipes import RECIPES
 from tests.lab.training.tiny import write_tiny
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 SMALL: dict[str, Any] = {
     "tasks": ("text",),
     "max_len": 16,

@@ -26,7 +26,7 @@ def demo_record() -> Record:
 
 
 def test_several_files_of_several_kinds_make_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    approx = write(tmp_path / "a.jsonl", approx_records(lengths=(64,), samples=(8, 16), trials=1))
+    approx = write(tmp_path / "a.jsonl", approx_records(lengths=(64,), budgets=(8, 16), trials=1))
     bench = write(tmp_path / "b.jsonl", [*bench_records(lengths=(64, 128)), demo_record()])
     out, figures = tmp_path / "new" / "page.html", tmp_path / "docs"
     arguments = ["report", "--records", str(approx), str(bench), "--out", str(out), "--figures", str(figures)]
@@ -48,7 +48,7 @@ def test_several_files_of_several_kinds_make_one_page(tmp_path: Path, capsys: py
 
 
 def test_pictures_of_some_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = write(tmp_path / "a.jsonl", approx_records(lengths=(64,), samples=(8, 16), trials=1))
+    records = write(tmp_path / "a.jsonl", approx_records(lengths=(64,), budgets=(8, 16), trials=1))
     arguments = ["report", "--records", str(records), "--out", str(tmp_path / "r.html"), "--figures", str(tmp_path)]
     assert cli.main([*arguments, "--methods", "vmean", "skeinformer"]) == 0
     svg = (tmp_path / "figure1.svg").read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def test_tables_and_pictures_of_the_long_range_arena(tmp_path: Path, capsys: pyt
 
 def test_the_frontier_as_markdown_with_rivals_that_only_the_lab_has(tmp_path: Path) -> None:
     specs = ("vmean", "cluster", "wildcat:num_bins=8", "thinformer", "hyperattention")
-    records = write(tmp_path / "a.jsonl", approx_records(specs, lengths=(64,), samples=(8, 16), trials=1))
+    records = write(tmp_path / "a.jsonl", approx_records(specs, lengths=(64,), budgets=(8, 16), trials=1))
     markdown, figures = tmp_path / "frontier.md", tmp_path / "figures"
     arguments = ["report", "--records", str(records), "--out", str(tmp_path / "r.html"), "--markdown", str(markdown)]
     assert cli.main([*arguments, "--figures", str(figures)]) == 0
@@ -108,7 +108,7 @@ def test_markdown_without_runs_is_an_error(tmp_path: Path, capsys: pytest.Captur
 def test_the_footer_is_short_and_says_how_it_was_made(tmp_path: Path) -> None:
     rows: list[Record] = [
         {**r, "started": f"2026-01-02T03:{i % 60:02}:00+00:00", "command": f"skein approx {i % 12}"}
-        for i, r in enumerate(approx_records(lengths=(64,), samples=(8, 16)))
+        for i, r in enumerate(approx_records(lengths=(64,), budgets=(8, 16)))
     ]
     records = write(tmp_path / "a.jsonl", rows)
     assert cli.main(["report", "--records", str(records), "--out", str(tmp_path / "r.html")]) == 0

@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from skeinformer.lab import cli
-from skeinformer.lab.commands.train import job_of, run_train
+from skeinformer.lab.commands.train import run_train
 from skeinformer.lab.records import read
+from skeinformer.lab.training.job import job_of
 from skeinformer.lab.training.options import Train
 from tests.lab.training.tiny import write_tiny
 

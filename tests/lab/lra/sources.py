@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-BESIDE = Path(__file__).parent.parent.parent.parent / "shared" / "data"  # beside the checkout
+BESIDE = Path(__file__).parents[4] / "shared" / "data"  # beside the checkout
 
 
 def shared(name: str) -> Path:

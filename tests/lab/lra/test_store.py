@@ -15,7 +15,7 @@ import pytest
 
 from skeinformer.lab.lra.store import ARRAYS, SPLITS, Example, Meta, open_store, write_store
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 FACTS: dict[str, Any] = {"task": "text", "source": "reviews", "vocab_size": 256, "num_classes": 2, "max_len": 9}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from skeinformer.lab.lra.workers import in_order
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def halves(indices: range, numerator: int) -> list[float]:

@@ -27,7 +27,7 @@ N, D = 64, 8
 
 
 def experiment(*specs: str, **options: Any) -> Experiment:
-    small = {"lengths": (N,), "samples": (D,), "trials": 2, "weights": ("pretrained",), "gradient_trials": 1}
+    small = {"lengths": (N,), "budgets": (D,), "trials": 2, "weights": ("pretrained",), "gradient_trials": 1}
     return Experiment(contenders=tuple(parse_all(specs)), **{**small, **options})
 
 
@@ -61,7 +61,7 @@ def test_values_by_slow_numpy(weights: str, trial: int) -> None:
     }
     for name, value in expected.items():
         assert record[name] == pytest.approx(value, rel=1e-4), name
-    assert (record["heads"], record["head_dim"], record["samples"], record["estimate"]) == (12, 32, None, None)
+    assert (record["heads"], record["head_dim"], record["budget"], record["estimate"]) == (12, 32, None, None)
 
 
 @pytest.mark.parametrize("spec", ["vmean", "informer", "linformer"])
@@ -116,7 +116,7 @@ def test_the_estimate_is_the_method_s_own_for_the_same_output() -> None:
 
 
 def test_an_exact_sketch_has_nothing_to_estimate() -> None:
-    (record,) = run(experiment("skeinformer", samples=(N,), trials=1))
+    (record,) = run(experiment("skeinformer", budgets=(N,), trials=1))
     assert record["frobenius_relative"] < 1e-5
     assert record["estimate_ratio"] is None
 
@@ -130,9 +130,9 @@ def test_trials_differ_and_a_seed_repeats_them() -> None:
 
 
 def test_order_and_identity_of_the_records() -> None:
-    plan = experiment("vmean", "skeinformer", samples=(4, 8, 4), layers=(0, 2), lengths=(32, N), gradient_trials=0)
+    plan = experiment("vmean", "skeinformer", budgets=(4, 8, 4), layers=(0, 2), lengths=(32, N), gradient_trials=0)
     records = run(plan)
-    about = [(r["trial"], r["n"], r["layer"], r["method"], r["samples"]) for r in records]
+    about = [(r["trial"], r["n"], r["layer"], r["method"], r["budget"]) for r in records]
     assert about == [
         (trial, n, layer, *case)
         for trial in (0, 1)
@@ -151,7 +151,7 @@ def test_what_is_present_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) 
     records = run(plan)
     missing = [r for r in records if r.get("trial") == 1 and r["layer"] == 1 and r["method"] == "vmean"]
     kept = [r for r in records if r not in missing]
-    others = [{**missing[0], **change} for change in ({"seed": 5}, {"text": "other"}, {"samples": 3}, {"options": "x"})]
+    others = [{**missing[0], **change} for change in ({"seed": 5}, {"text": "other"}, {"budget": 3}, {"options": "x"})]
     exact = []
     original = approx.make_reference
 
@@ -190,10 +190,10 @@ def test_steps_grow_from_zero_to_one() -> None:
 
 
 def test_times_beside_sdpa() -> None:
-    plan = experiment("softmax", "reformer", "linformer", "vmean", samples=(8, 16), time_rounds=2)
+    plan = experiment("softmax", "reformer", "linformer", "vmean", budgets=(8, 16), time_rounds=2)
     source = load_source(plan, 1)
     records: list[Any] = list(time_records(plan, source))
-    assert [(r["method"], r["samples"]) for r in records] == [
+    assert [(r["method"], r["budget"]) for r in records] == [
         ("softmax", None),
         ("reformer", 8),
         ("linformer", 8),
@@ -247,7 +247,7 @@ def test_summaries_are_means_with_standard_errors() -> None:
     [
         ({"lengths": ()}, "lengths is empty"),
         ({"lengths": (0,)}, "length must be at least 1"),
-        ({"samples": (8, 0)}, "samples must be at least 1"),
+        ({"budgets": (8, 0)}, "budget must be at least 1"),
         ({"trials": 0}, "trials must be at least 1"),
         ({"weights": ("pretraind",)}, "did you mean 'pretrained'"),
         ({"seed": -1}, "seed must be at least 0"),

@@ -25,7 +25,7 @@ from skeinformer.lab.measure.flops import (
     flop_records,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "flops.md"
+PAGE = Path(__file__).parents[3] / "docs" / "flops.md"
 FUSED = "_scaled_dot_product_flash_attention_for_cpu"
 
 

@@ -21,7 +21,7 @@ def test_a_pair(peer: Peer) -> None:
     check(row)
     contender = parse(peer.spec)
     assert (row["kind"], row["method"], row["peer"]) == ("bench_peer", contender.method, peer.package)
-    assert (row["n"], row["samples"], row["options"]) == (256, 16, contender.options_text)
+    assert (row["n"], row["budget"], row["options"]) == (256, 16, contender.options_text)
     for name in ("seconds", "peer_seconds", "ratio"):
         low, middle, high = (float(row[f"{name}{end}"] or 0) for end in ("_q25", "", "_q75"))
         assert 0 < low <= middle <= high

@@ -90,7 +90,7 @@ def test_what_a_record_holds() -> None:
             assert 0 < values[f"{name}_q25"] <= values[name] <= values[f"{name}_q75"]
         share = values["executed_flops"] / values["seconds"] / values["matmul_flops"]
         assert values["peak_fraction"] == pytest.approx(share)
-        assert values["samples"] == (16 if values["method"] in ("skeinformer", "reformer") else None)
+        assert values["budget"] == (16 if values["method"] in ("skeinformer", "reformer") else None)
         peaks[values["method"], values["n"], values["mode"]] = values["peak_bytes"]
     sdpa = {r["mode"]: r["flops"] for r in rows if r["method"] == "sdpa" and r["n"] == 128}
     assert sdpa == {"forward": 4 * 128**2 * 8, "both": 14 * 128**2 * 8}

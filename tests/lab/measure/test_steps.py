@@ -21,7 +21,7 @@ def test_step_records() -> None:
         assert (row["n"], row["batch"], row["rounds"]) == (64, 2, 2)
         assert float(row["ratio_q25"] or 0) <= float(row["ratio"] or 0) <= float(row["ratio_q75"] or 0)
     assert [r["ratio"] for r in rows if r["method"] == "softmax"] == [1]
-    assert [r["samples"] for r in rows] == [None, None, 8]
+    assert [r["budget"] for r in rows] == [None, None, 8]
     assert list(step_records(contenders, 64, batch=2, budget=8, rounds=2, known=rows)) == []
     more = list(step_records([*contenders, parse("blockbert")], 64, batch=2, budget=8, rounds=2, known=rows))
     assert [r["method"] for r in more] == ["blockbert"]

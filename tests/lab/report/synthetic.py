@@ -1,10 +1,9 @@
 """Records as `skein approx` and `skein bench` write them, made up: errors that fall with d, times that grow with n."""
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.contender import Contender, has_budget, parse
+from skeinformer.compare.contender import OFFERED, Contender, has_budget, parse
 from skeinformer.lab.records import Record
 from skeinformer.sketch import SKETCHES
-from studies.rivals import CONTENDERS
 
 MACHINE: Record = {
     "started": "2026-01-02T03:04:05+00:00",
@@ -30,7 +29,7 @@ def approx_records(
     specs: tuple[str, ...] = FIGURE_1,
     *,
     lengths: tuple[int, ...] = (1024, 4096),
-    samples: tuple[int, ...] = (8, 16, 32, 64, 128, 256),
+    budgets: tuple[int, ...] = (8, 16, 32, 64, 128, 256),
     weights: tuple[str, ...] = ("initialized", "pretrained"),
     layers: tuple[int, ...] = (0,),
     trials: int = 2,
@@ -40,7 +39,7 @@ def approx_records(
     for spec in specs:
         contender = parse(spec)
         for n in lengths:
-            for d in samples if has_budget(contender) else (None,):
+            for d in budgets if has_budget(contender) else (None,):
                 rows.append(time_record(contender, n, d))
                 for kind in weights:
                     for layer in layers:
@@ -59,13 +58,13 @@ def names(contender: Contender, n: int, d: int | None) -> Record:
         "method": contender.method,
         "options": contender.options_text,
         "label": contender.label,
-        "samples": d,
+        "budget": d,
         **MACHINE,
     }
 
 
 def trial_record(contender: Contender, n: int, d: int | None, weights: str, layer: int, trial: int) -> Record:
-    place = list(CONTENDERS).index(contender.method) + 0.37 * len(contender.options_text)
+    place = list(OFFERED).index(contender.method) + 0.37 * len(contender.options_text)
     error = ERRORS.get(contender.spec, 0.1 + place * 0.613 % 1)
     error *= (16 / d) ** 0.5 if d else 1
     error *= (1 + 0.1 * trial) * (1 + 0.1 * layer) * (0.3 if weights == "initialized" else 1)
@@ -91,7 +90,7 @@ def trial_record(contender: Contender, n: int, d: int | None, weights: str, laye
 
 
 def time_record(contender: Contender, n: int, d: int | None) -> Record:
-    place = list(CONTENDERS).index(contender.method) + len(contender.options_text)
+    place = list(OFFERED).index(contender.method) + len(contender.options_text)
     ratio = 1.0 if contender.method == "softmax" else (0.02 + (d or 8) / n * (1 + place * 0.37 % 2))
     times: Record = {}
     for name, factor in (("forward", 1.0), ("both", 0.8)):
@@ -112,7 +111,7 @@ def time_record(contender: Contender, n: int, d: int | None) -> Record:
 
 
 def bench_records(
-    specs: tuple[str, ...] = FIGURE_1, *, lengths: tuple[int, ...] = (1024, 4096, 16384), samples: int = 256
+    specs: tuple[str, ...] = FIGURE_1, *, lengths: tuple[int, ...] = (1024, 4096, 16384), budget: int = 256
 ) -> list[Record]:
     """SDPA, quadratic, and methods that are linear and overtake it."""
     rows: list[Record] = []
@@ -133,7 +132,7 @@ def bench_records(
                         "batch": batch,
                         "heads": 2,
                         "head_dim": 32,
-                        "samples": samples if contender is not None and has_budget(contender) else None,
+                        "budget": budget if contender is not None and has_budget(contender) else None,
                         "dtype": "float32",
                         "mode": mode,
                         "seconds": time,
@@ -155,14 +154,14 @@ def bench_records(
 def embedding_records(
     specs: tuple[str, ...] = ("softmax", "vmean", "skeinformer:num_pilots=32", "cluster"),
     *,
-    samples: tuple[int, ...] = (64, 256),
+    budgets: tuple[int, ...] = (64, 256),
     n: int = 4096,
 ) -> list[Record]:
     """Embeddings that come nearer with d, and take longer."""
     rows: list[Record] = []
     for i, spec in enumerate(specs):
         contender = parse(spec)
-        for d in samples if has_budget(contender) else (None,):
+        for d in budgets if has_budget(contender) else (None,):
             distance = 0.0 if spec == "softmax" else 0.5 / (1 + i) / (1 + (d or 0)) ** 0.3
             ratio = 1.0 if spec == "softmax" else 0.3 + (d or 0) / 2000 + 0.01 * i
             rows.append(

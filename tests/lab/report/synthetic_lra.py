@@ -43,7 +43,7 @@ def run_record(
     made_up: Record = {
         "data": DATA[task],
         "n": 1024,
-        "samples": 256,
+        "budget": 256,
         "batch": BATCHES[task],
         "micro_batch": BATCHES[task] // 2,
         "accumulation": 2,

@@ -10,7 +10,6 @@ pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
 from skeinformer.compare.contender import parse
 from skeinformer.lab.records import Record
-from skeinformer.lab.report import write_report
 from skeinformer.lab.report.approx import (
     RATIO,
     error_time_panels,
@@ -20,10 +19,11 @@ from skeinformer.lab.report.approx import (
 )
 from skeinformer.lab.report.figures import COLORS, MARKERS, Panel, Series, method_styles, panels_svg
 from skeinformer.lab.report.inputs import group_inputs, pick_input
+from skeinformer.lab.report.sections import write_report
 from tests.lab.report.parsed import Page
 from tests.lab.report.synthetic import MANY, approx_records, trial_record
 
-SMALL = {"lengths": (64, 128), "samples": (8, 16)}
+SMALL = {"lengths": (64, 128), "budgets": (8, 16)}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_the_panel_over_v_mean_leaves_out_what_is_worse_and_dropout() -> None:
 
 
 def test_dropout_is_never_the_best_and_trials_are_counted(tmp_path: Path) -> None:
-    rows = approx_records(("softmax_dropout", "vmean"), lengths=(64,), samples=(8,), weights=("pretrained",), trials=3)
+    rows = approx_records(("softmax_dropout", "vmean"), lengths=(64,), budgets=(8,), weights=("pretrained",), trials=3)
     good: list[Record] = [{**r, "spectral": 1e-3} if r["method"] == "softmax_dropout" else r for r in rows]
     text = write_report(good, tmp_path / "r.html", "t").read_text(encoding="utf-8")
     table = methods_table(text)
@@ -94,7 +94,7 @@ def test_times_of_one_layer_serve_all_inputs_and_the_reference_is_left_out() -> 
     panels = error_time_panels(group_inputs(records), "both")
     assert len(panels) == 8
     assert "layer 3" in panels[-1].title
-    times = {r["samples"]: r["both_ratio"] for r in records if r["kind"] == "approx_time" and r["n"] == 64}
+    times = {r["budget"]: r["both_ratio"] for r in records if r["kind"] == "approx_time" and r["n"] == 64}
     for panel in panels[::2]:  # n = 64
         series = {line.label: line for line in panel.series}
         assert set(series) == {"V-mean", "Skeinformer"}
@@ -115,7 +115,7 @@ def test_the_frontier_stands_below_the_figure_for_each_input_and_pass() -> None:
 
 
 def test_without_times_there_is_no_error_against_time(tmp_path: Path) -> None:
-    rows = approx_records(lengths=(64,), samples=(8, 16), weights=("pretrained",))
+    rows = approx_records(lengths=(64,), budgets=(8, 16), weights=("pretrained",))
     records = [r for r in rows if r["kind"] == "approx"]
     text = write_report(records, tmp_path / "r.html", "t").read_text(encoding="utf-8")
     assert "Error against sample size" in text
@@ -145,7 +145,7 @@ def test_every_panel_is_drawn_and_every_series_can_be_hidden(text: str) -> None:
     }
     assert page.values("data-pass") == {"both", "forward"}
     assert page.values("data-label") == {"Standard", "V-mean", "Informer", "Linformer", "Skeinformer"}
-    for name in ("data-n", "data-weights", "data-layer", "data-samples", "data-largest"):
+    for name in ("data-n", "data-weights", "data-layer", "data-budget", "data-largest"):
         assert page.values(name)
     for svg in re.findall(r"<figure.*?</figure>", text, flags=re.DOTALL):
         drawn = {"V-mean", "Informer", "Skeinformer"} | (
@@ -159,7 +159,7 @@ def test_every_panel_is_drawn_and_every_series_can_be_hidden(text: str) -> None:
 
 
 def test_filters_exist_only_where_there_is_a_choice(text: str) -> None:
-    assert Page(text).values("data-filter") == {"n", "weights", "samples", "label", "measure", "pass"}
+    assert Page(text).values("data-filter") == {"n", "weights", "budget", "label", "measure", "pass"}
 
 
 def test_the_script_may_run_and_nothing_else_may_load(text: str) -> None:
@@ -183,7 +183,7 @@ def test_the_best_approximation_is_marked_at_each_size(text: str) -> None:
 
 
 def test_the_order_of_the_paper_is_checked_at_the_largest_size() -> None:
-    (rows,) = group_inputs(approx_records(lengths=(64,), samples=(8, 16), weights=("pretrained",))).values()
+    (rows,) = group_inputs(approx_records(lengths=(64,), budgets=(8, 16), weights=("pretrained",))).values()
     sentence = order_sentence(rows)
     assert "; the order holds, Linformer's error is 10.0 times V-mean's." in sentence
     swapped: list[Record] = [{**r, "spectral": 9.0} if r["method"] == "skeinformer" else r for r in rows]
@@ -226,7 +226,7 @@ def test_names_and_titles_are_escaped(tmp_path: Path) -> None:
     attack = "<script>alert('1')</script> & \"$x$\" series-0"
     rows: list[Record] = [
         {**r, "label": attack, "text": attack, "model": attack} if r["method"] == "skeinformer" else r
-        for r in approx_records(lengths=(64,), samples=(8, 16), weights=("pretrained",))
+        for r in approx_records(lengths=(64,), budgets=(8, 16), weights=("pretrained",))
     ]
     text = write_report(rows, tmp_path / "r.html", attack).read_text(encoding="utf-8")
     page = Page(text)
@@ -248,12 +248,12 @@ def test_what_was_skipped_is_said(tmp_path: Path) -> None:
         "method": "bigbird",
         "label": "Big Bird",
         "n": 64,
-        "samples": 2,
+        "budget": 2,
         "reason": "too <small>",
     }
     text = write_report([skipped], tmp_path / "r.html", "t").read_text(encoding="utf-8")
     assert "Big Bird (n = 64; d = 2): too &lt;small&gt;" in text
-    more = [{**skipped, "n": n, "samples": d} for n in (1024, 4096) for d in (8, 16)]
+    more = [{**skipped, "n": n, "budget": d} for n in (1024, 4096) for d in (8, 16)]
     text = write_report(more, tmp_path / "r.html", "t").read_text(encoding="utf-8")
     assert text.count("<li>") == 1
     assert "Big Bird (n = 1,024, 4,096; d = 8, 16): too &lt;small&gt;" in text

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
 from skeinformer.lab.records import Record
-from skeinformer.lab.report import write_report
 from skeinformer.lab.report.bench import speed_panels
+from skeinformer.lab.report.sections import write_report
 from tests.lab.report.parsed import Page
 from tests.lab.report.synthetic import bench_records
 
@@ -64,7 +64,7 @@ def test_peers_and_steps_are_tables(tmp_path: Path) -> None:
         "label": "Performer",
         "n": 4096,
         "batch": 4,
-        "samples": 256,
+        "budget": 256,
         "seconds": 0.1,
     }
     peer: Record = {"kind": "bench_peer", **common, "peer": "performer-pytorch", "peer_seconds": 0.3, "ratio": 3.0}

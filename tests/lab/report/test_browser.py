@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 pytest.importorskip("playwright", reason="needs playwright, of the extra `dev`")
 
-from skeinformer.lab.report import write_report
+from skeinformer.lab.report.sections import write_report
 from tests.lab.report.browsing import IN_BROWSER, shown
 from tests.lab.report.synthetic import approx_records, bench_records
 
@@ -19,7 +19,7 @@ METHODS = ("softmax", "vmean", "informer", "linformer", "skeinformer", "skeinfor
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     records = [
-        *approx_records(METHODS, lengths=(64, 128), samples=(8, 16), trials=2),
+        *approx_records(METHODS, lengths=(64, 128), budgets=(8, 16), trials=2),
         *bench_records(("vmean", "skeinformer"), lengths=(64, 128)),
     ]
     return write_report(records, tmp_path_factory.mktemp("page") / "report.html", "A title").as_uri()
@@ -43,8 +43,8 @@ def test_at_first_one_measure_and_the_largest_size_are_shown(opened: Any) -> Non
     page = opened()
     assert shown(page, "figure[data-measure]") == 4  # weights x lengths
     assert shown(page, "figure[data-pass]") == 4
-    assert shown(page, "tr[data-samples='8']") == 0
-    assert shown(page, "tr[data-samples='16']") > 0
+    assert shown(page, "tr[data-budget='8']") == 0
+    assert shown(page, "tr[data-budget='16']") > 0
 
 
 def test_filters_change_what_is_shown(opened: Any) -> None:
@@ -64,8 +64,8 @@ def test_filters_change_what_is_shown(opened: Any) -> None:
     page.get_by_label("error", exact=True).select_option("gradient")
     assert page.locator("figure[data-measure]:visible").get_attribute("data-measure") == "gradient"
     page.get_by_label("sample size d", exact=True).select_option("8")
-    assert shown(page, "tr[data-samples='16']") == 0
-    assert shown(page, "tr[data-samples='8']") > 0
+    assert shown(page, "tr[data-budget='16']") == 0
+    assert shown(page, "tr[data-budget='8']") > 0
 
 
 def test_the_address_keeps_the_choice(opened: Any) -> None:

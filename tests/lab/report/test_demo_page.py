@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
 from skeinformer.lab.records import Record
-from skeinformer.lab.report import number, seconds, size, spread, summary, write_figure, write_report
 from skeinformer.lab.report import page as page_module
-from skeinformer.lab.report.demo import COLUMNS, figure_svg
-from skeinformer.lab.report.format import plus_minus
+from skeinformer.lab.report.demo import COLUMNS, figure_svg, summary, write_figure
+from skeinformer.lab.report.format import number, plus_minus, seconds, size, spread
+from skeinformer.lab.report.sections import write_report
 from skeinformer.lab.report.svg import INK
 from tests.lab.report.parsed import Page
 

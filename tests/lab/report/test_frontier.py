@@ -103,7 +103,7 @@ def test_points_are_the_approximations_with_error_and_time(direction: str, time:
     row: Record = {
         "method": "cluster",
         "label": "Cluster sketch",
-        "samples": 8,
+        "budget": 8,
         "forward_ratio": 0.25,
         "both_ratio": 0.5,
         "spectral_relative": 0.1,
@@ -113,7 +113,7 @@ def test_points_are_the_approximations_with_error_and_time(direction: str, time:
         {**row, "method": "softmax_dropout"},
         {**row, f"{direction}_ratio": None},
         {**row, "spectral_relative": None},
-        {**row, "method": "vmean", "label": "V-mean", "samples": None},
+        {**row, "method": "vmean", "label": "V-mean", "budget": None},
     ]
     assert approximations([row, *others], direction) == [
         Point("Cluster sketch", 8, time, 0.1, True),
@@ -124,7 +124,7 @@ def test_points_are_the_approximations_with_error_and_time(direction: str, time:
 def test_the_documentation_counts_by_multiply_adds_what_the_records_have(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     script = root / "examples" / "frontier_by_multiply_adds.py"
     monkeypatch.setattr("sys.argv", [str(script), str(root / "docs" / "results" / "rivals.jsonl")])
     runpy.run_path(str(script), run_name="__main__")

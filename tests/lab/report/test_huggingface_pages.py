@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
 from skeinformer.lab.commands.report import Report, run_report
-from skeinformer.lab.report import write_report
 from skeinformer.lab.report.embeddings import embedding_panels, latest
 from skeinformer.lab.report.finetune import over_seeds
+from skeinformer.lab.report.sections import write_report
 from tests.lab.report.parsed import Page
 from tests.lab.report.synthetic import embedding_records, finetune_records
 
@@ -35,7 +35,7 @@ def test_lengths_and_models_have_panels_of_their_own() -> None:
 
 def test_a_line_is_the_mean_over_seeds_and_threads_have_panels_of_their_own(tmp_path: Path) -> None:
     records = [{**record, "seed": 0, "threads": 1} for record in embedding_records()]
-    cosines = {record["samples"]: float(record["cosine"] or 0) for record in records if record["method"] == "cluster"}
+    cosines = {record["budget"]: float(record["cosine"] or 0) for record in records if record["method"] == "cluster"}
     records += [
         {**record, "seed": 1, "cosine": float(record["cosine"] or 0) - 0.02, "ratio": float(record["ratio"] or 0) + 0.1}
         for record in records
@@ -70,7 +70,7 @@ def test_the_table_of_embeddings(tmp_path: Path) -> None:
 
 
 def test_of_two_records_about_the_same_the_later_is_shown() -> None:
-    records = embedding_records(("cluster",), samples=(64,))
+    records = embedding_records(("cluster",), budgets=(64,))
     assert latest([*records, {**records[0], "cosine": 0.5}]) == [{**records[0], "cosine": 0.5}]
 
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 pytest.importorskip("playwright", reason="needs playwright, of the extra `dev`")
 
-from skeinformer.lab.report import write_report
+from skeinformer.lab.report.sections import write_report
 from tests.lab.report.browsing import IN_BROWSER, shown
 from tests.lab.report.synthetic_lra import failure_record, lra_records, study_records
 

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
 from skeinformer.lab.records import Record
-from skeinformer.lab.report import write_report
 from skeinformer.lab.report.figures import method_styles, panels_svg, write_panels
 from skeinformer.lab.report.intervals import binomial_interval, mean_of_shares_interval, t_interval
 from skeinformer.lab.report.lra import lra_markdown, lra_sections
 from skeinformer.lab.report.lra_figures import loss_panels
 from skeinformer.lab.report.published import PUBLISHED, TASKS
+from skeinformer.lab.report.sections import write_report
 from tests.lab.report.parsed import Page
 from tests.lab.report.synthetic_lra import (
     METHODS,

@@ -10,7 +10,7 @@ import pytest
 from skeinformer.attention import METHODS
 from skeinformer.lab.report.published import PUBLISHED, TASKS, Published
 
-PAPER = Path(os.environ.get("SKEINFORMER_PAPER") or Path(__file__).parents[3] / "shared" / "paper" / "skeinformer.tex")
+PAPER = Path(os.environ.get("SKEINFORMER_PAPER") or Path(__file__).parents[4] / "shared" / "paper" / "skeinformer.tex")
 BATCHES = {"text": 128, "listops": 256, "retrieval": 64, "pathfinder": 512, "image": 256}  # of the paper's section 5
 WIDTHS = {"lra_acc_aaai": 6, "lra_timespace_aaai": 15, "total_time": 10, "batch_size": 10}  # numbers in a row
 

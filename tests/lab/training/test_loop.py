@@ -16,14 +16,13 @@ from skeinformer.lab.files import lock_folder
 from skeinformer.lab.lra.listops import ListOpsSettings, generate
 from skeinformer.lab.lra.store import SPLITS, TASKS, write_store
 from skeinformer.lab.records import Record, read
-from skeinformer.lab.training.job import Job, Watch
+from skeinformer.lab.training.job import Job, Watch, method_of
 from skeinformer.lab.training.loop import train
-from skeinformer.lab.training.make import method_of
 from skeinformer.lab.training.model import Classifier
 from skeinformer.lab.training.recipes import RECIPES, recipe
 from tests.lab.training.tiny import tiny_recipe, write_tiny
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 TIMES = {"seconds", "cpu_seconds", "seconds_total", "seconds_per_thousand_steps", "tokens_per_second", "peak_bytes"}
 TIMES |= {"started", "command", "threads"}
 
@@ -73,7 +72,7 @@ def test_what_a_run_writes(stores: dict[str, Path], tmp_path: Path) -> None:
     assert {"loss", "valid_loss", "valid_accuracy", "tokens_per_second", "peak_bytes", "error_layer_1"} <= set(
         checks[0]
     )
-    assert (result["kind"], result["method"], result["seed"], result["samples"]) == ("lra_run", "skeinformer", 4, 8)
+    assert (result["kind"], result["method"], result["seed"], result["budget"]) == ("lra_run", "skeinformer", 4, 8)
     assert (result["steps"], result["stopped"], result["examples_seen"]) == (12, "steps", 12 * 16)
     assert (result["batch"], result["micro_batch"], result["accumulation"]) == (16, 16, 1)
     assert result["test_examples"] == 64  # the whole test set

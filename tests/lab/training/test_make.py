@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from skeinformer.lab.lra.store import Meta
-from skeinformer.lab.training.make import BagOfTokens, attention_errors, make_model, method_of, save_trained
+from skeinformer.lab.training.job import method_of
+from skeinformer.lab.training.make import BagOfTokens, attention_errors, make_model, save_trained
 from skeinformer.lab.training.model import Classifier, PairClassifier
 from tests.lab.training.tiny import TOKENS, tiny_recipe
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention
-from skeinformer.attention.reformer import shares_keys
 from skeinformer.kernels.rows import masked_mean
 from skeinformer.lab.training.model import (
     Classifier,
@@ -163,7 +162,7 @@ def test_a_pair_shares_its_encoder() -> None:
 def test_reformer_has_no_keys_of_its_own() -> None:
     for method in METHODS:
         layer = SelfAttention(config(method), 0)
-        assert (layer.key is None) == shares_keys(layer.attention) == (method == "reformer")
+        assert (layer.key is None) == METHODS[method].shares_keys == (method == "reformer")
 
 
 def test_masked_mean() -> None:

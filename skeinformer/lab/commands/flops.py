@@ -1,0 +1,99 @@
+"""`skein flops`: multiply-adds of every method, counted."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from skeinformer.compare.contender import offer
+from skeinformer.lab.measure.flops import flop_records
+from skeinformer.lab.records import Record, Value
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Count the multiply-adds of one head of each method, beside the leading terms that the paper gives."""
+
+    lengths: tuple[int, ...] = (1024, 4096, 16384, 65536)
+    """Sequence lengths, in tokens."""
+    budget: int = 256
+    """The sketch size d, the same for every method."""
+    head_dim: int = 32
+    """The head width p."""
+    methods: tuple[str, ...] = ()
+    """Names of methods. Default: all."""
+    contenders: str | None = None
+    """A module with a table METHODS of its own, as studies.rivals: --methods may then name these too."""
+    backward: bool = False
+    """Count the forward and backward pass of a training step too."""
+    json: bool = False
+    """Print one JSON record per line, with exact counts, for scripts."""
+
+
+def command(options: Flops) -> None:
+    """Print counted and published multiply-adds as a table, or as one JSON record per line."""
+    if options.contenders is not None:
+        offer(options.contenders)
+    records = flop_records(
+        methods=options.methods,
+        lengths=options.lengths,
+        budget=options.budget,
+        head_dim=options.head_dim,
+        backward=options.backward,
+    )
+    if options.json:
+        for record in records:
+            print(json.dumps(record), flush=True)
+        return
+    with Console(stderr=True).status("counting"):
+        table = flops_table(list(records), options)
+    console = Console(highlight=False)
+    console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+    console.print(table)
+
+
+def flops_table(records: Sequence[Record], options: Flops) -> Table:
+    """Millions of multiply-adds, a section for each length."""
+    table = Table(
+        title=f"millions of multiply-adds per head, d = {options.budget}, p = {options.head_dim}",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    titles = [
+        "n",
+        "method",
+        "forward",
+        *(["with backward"] if options.backward else []),
+        "paper's term",
+        "paper",
+        "ratio",
+    ]
+    for title in titles:
+        table.add_column(title, justify="left" if title in ("method", "paper's term") else "right", no_wrap=True)
+    last = None
+    for record in records:
+        if last is not None and record["n"] != last:
+            table.add_section()
+        last = record["n"]
+        both = [_millions(record["multiply_adds_with_backward"])] if options.backward else []
+        ratio = record["ratio"]
+        table.add_row(
+            f"{record['n']:,}",
+            str(record["method"]),
+            _millions(record["multiply_adds"]),
+            *both,
+            str(record["paper_term"] or ""),
+            _millions(record["paper"]),
+            f"{ratio:.3f}" if isinstance(ratio, float) else "",
+        )
+    return table
+
+
+def _millions(count: Value) -> str:
+    return f"{count / 1e6:,.1f}" if isinstance(count, int | float) else ""
