@@ -68,9 +68,13 @@ class Attention(nn.Module, ABC):
     """A NamedTuple of the method's options with their defaults; `budget` is one of them."""
     sizes: ClassVar[tuple[str, ...]] = ()
     """Options that set the size which the budget would else decide."""
+    deciding: ClassVar[tuple[str, ...]] = ()
+    """Options that decide which others there are."""
 
     def __init__(self, *, head_dim: int, max_len: int | None = None, seed: int | None = None, **options: Any) -> None:
         super().__init__()
+        if type(self).attend is Attention.attend and type(self).compute is Attention.compute:
+            raise TypeError(f"{type(self).__name__} writes neither `compute` nor `attend`: it is no method")
         check_count("head_dim", head_dim)
         if max_len is not None:
             check_count("max_len", max_len)
@@ -193,7 +197,7 @@ class Attention(nn.Module, ABC):
     @staticmethod
     def compute(inputs: Inputs, noise: Any, options: Any) -> tuple[Tensor, Trace]:
         """The mathematics, on checked inputs: masks are (b, 1, n) or None, padded keys and values are 0."""
-        raise AssertionError("a method writes `compute`, or `attend` if it has parameters")
+        raise TypeError("a method writes `compute`, or `attend` if it has parameters")
 
     @staticmethod
     def describe(inputs: Inputs, trace: Trace, options: Any, error: Tensor, error_se: Tensor) -> Any:

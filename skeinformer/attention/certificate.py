@@ -39,13 +39,14 @@ def draw_checks(
 ) -> Selection:
     """The ranks of u after the first `num_pilots`: (b, h, num_checks), or as many as there are rows.
 
-    The last `spent` ranks, (b, 1, 1), are never among them: rows that decided something else.
+    The last `spent` ranks, (b, 1, 1), decided something else and are not among them, unless all rows are checked:
+    then the error is known, and nothing is inferred from a part.
     """
     ranked = uniform_rows(u, mask, num_pilots + num_checks)
     indices, live = ranked.indices[..., num_pilots:], ranked.live[..., num_pilots:]
     if spent is not None:
-        rank = num_pilots + torch.arange(live.shape[-1], device=live.device)
-        live = live & (rank < count_real(u, mask) - spent)
+        rank, real = num_pilots + torch.arange(live.shape[-1], device=live.device), count_real(u, mask)
+        live = live & ((rank < real - spent) | (num_pilots + num_checks >= real))
     return Selection(indices, live)
 
 

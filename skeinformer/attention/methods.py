@@ -330,5 +330,7 @@ def build(
     budget: d, the sketch size; None is the method's own default. table: the rows to look in.
     """
     method = lookup("attention", name, table)
-    check_options(f"attention {name!r}", options, method.option_names(**options))
+    given = ", ".join(f"{option}={options[option]!r}" for option in method.make.deciding if option in options)
+    owner = f"attention {name!r}" + (f" with {given}" if given else "")
+    check_options(owner, options, method.option_names(**options))
     return method(head_dim=head_dim, max_len=max_len, seed=seed, budget=budget, **options)

@@ -40,6 +40,7 @@ class Sketched(Attention):
     """
 
     Options = SketchedOptions
+    deciding = ("sketch",)
 
     def __init__(self, **given: Any) -> None:
         names = (*SketchedOptions._fields, *OF_THE_MODULE)

@@ -115,7 +115,7 @@ COVERING: dict[str, tuple[str, dict[str, Any]]] = {
     "sparse_transformer": ("sparse_transformer", {"budget": 26}),
     "sparse_transformer of stride 1": ("sparse_transformer", {"stride": 1}),
     "blockbert": ("blockbert", {"budget": 13}),
-    "blockbert of one block": ("blockbert", {"budget": 2, "num_blocks": 1}),
+    "blockbert of one block": ("blockbert", {"num_blocks": 1}),
 }
 
 

@@ -26,7 +26,8 @@ both = pytest.mark.parametrize("name", ["informer", "informer_mask"])
 
 
 def make(name: str, budget: int = 3, head_dim: int = 4, **options: Any) -> Informer:
-    module = build(name, head_dim=head_dim, budget=budget, **options)
+    # a factor takes the place of the budget
+    module = build(name, head_dim=head_dim, budget=None if options.get("factor") is not None else budget, **options)
     assert isinstance(module, Informer)
     return module
 

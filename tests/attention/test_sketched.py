@@ -19,8 +19,8 @@ SCALE = 0.5
 
 def dense_sketch(module: Attention, noise: Any, n: int, mask: Tensor | None, b: int, h: int) -> Tensor:
     """S, (b, h, n, d), drawn by the family with the noise that the module was given."""
-    assert isinstance(module.sketch, str)
-    family = SKETCHES[module.sketch]
+    assert isinstance(module.options.sketch, str)
+    family = SKETCHES[module.options.sketch]
     options = dict(family.defaults)
     if mask is not None and "log_probability" in options:
         options["log_probability"] = torch.where(mask, 0.0, -torch.inf)[:, None]
