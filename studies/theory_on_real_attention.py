@@ -103,9 +103,7 @@ def error_rows(
         total = (B @ V).square().sum((-2, -1))  # (heads,)
         predicted = expected_squared_error(B, V, probability, budget) / total
         head = int(predicted.median(0).indices)
-        errors = (
-            measured_squared_error(B[head], V[head], probability[head], budget, trials, generator) / total[head]
-        )
+        errors = measured_squared_error(B[head], V[head], probability[head], budget, trials, generator) / total[head]
         beta = quality_coefficient(probability[head], optimal[head])
         bound = proposition_1_bound(B[head], V[head], budget, beta, DELTA) / total[head] if beta > 0 else math.inf
         measured = f"{short(errors.mean())} ± {short(errors.std() / math.sqrt(trials))}"

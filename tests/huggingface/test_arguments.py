@@ -102,6 +102,8 @@ def test_a_misspelled_option_is_named_with_the_nearest() -> None:
         hidden(sketched(), GIVEN, num_pilot=3)
     with pytest.raises(ValueError, match=r"the argument 'num_pilots',.* 'performer' has no option 'num_pilots'"):
         hidden(sketched(implementation="skein-performer"), GIVEN, num_pilots=3)
+    with pytest.raises(ValueError, match=r"the argument 'num_samples',.* did you mean 'budget'\?"):
+        hidden(sketched(), GIVEN, num_samples=3)
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "bart_encoder", "modernbert", "eurobert"])

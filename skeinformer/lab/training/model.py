@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, build
+from skeinformer.attention.seeds import layer_seed
 from skeinformer.kernels.choice import at_hand
 from skeinformer.kernels.rows import masked_mean
 from skeinformer.registry import check_count, check_number
@@ -111,7 +112,7 @@ class SelfAttention(nn.Module):
             head_dim=config.dim // config.num_heads,
             max_len=config.max_len,
             budget=config.budget,
-            seed=None if config.seed is None else config.seed * config.num_layers + layer,
+            seed=layer_seed(config.seed, layer),
             **config.options,
         )
         self.query = nn.Linear(config.dim, config.dim)

@@ -26,7 +26,7 @@ try:
 except FileNotFoundError:
     pytestmark = pytest.mark.skip(reason="the pretrained weights are not installed; run `make install`")
 
-TINY: dict[str, Any] = {"length": 48, "samples": 4, "rounds": 1, "methods": ("vmean", "cluster")}
+TINY: dict[str, Any] = {"length": 48, "budget": 4, "rounds": 1, "methods": ("vmean", "cluster")}
 
 
 def console(terminal: bool = False) -> Console:
@@ -45,7 +45,7 @@ def test_tables_records_and_page(tmp_path: Path) -> None:
     records = read(file)
     assert [r["kind"] for r in records] == (["compare_layer"] * 6 * 13 + ["compare_model"]) * 2
     assert {(r["model"], r["text"], r["n"]) for r in records} == {("MiniLM", "Python language reference", 48)}
-    text = written(screen)
+    text = " ".join(written(screen).split())
     assert "V-mean, layer 5: encoder.layer.5.attention.self" in text
     assert (
         "Cluster sketch at d = 4 in MiniLM, n = 48: mean cosine of last_hidden_state with those of the exact model"
@@ -66,6 +66,9 @@ def test_a_second_run_measures_only_what_is_new(tmp_path: Path) -> None:
     assert file.read_bytes().startswith(first)
     assert len([r for r in read(file) if r["kind"] == "compare_model"]) == 2
     assert "V-mean in MiniLM" in written(screen)  # known results are shown too
+    rows = [line for line in written(screen).splitlines() if line.startswith("encoder..0..self")]
+    assert [line.split()[1] for line in rows] == 2 * ["all", *map(str, range(12))]
+    assert max(map(len, rows)) <= 80
     whole = file.read_bytes()
     run_compare(Compare(**TINY, records=file), console())
     assert file.read_bytes() == whole
@@ -128,7 +131,7 @@ def test_models_of_other_kinds(kind: str, folder: str, tmp_path: Path) -> None:
         (["--length", "0"], "length must be at least 1"),
         (["--tolerance", "-1", "--length", "40"], "tolerance must be above 0"),
         (["--text", "nowhere.txt"], "there is no nowhere.txt"),
-        (["--length", "40", "--samples", "64", "--methods", "cluster"], "no more keys than the budget"),
+        (["--length", "40", "--budget", "64", "--methods", "cluster"], "no more keys than the budget"),
     ],
 )
 def test_errors_of_the_user(

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 pytest.importorskip("tyro", reason="needs the extra `report`")
 
+from skeinformer.compare.contender import offer
 from skeinformer.lab import cli
 from skeinformer.lab.records import Record, append
 from skeinformer.lab.report.sections import SECTIONS
@@ -80,7 +81,8 @@ def test_tables_and_pictures_of_the_long_range_arena(tmp_path: Path, capsys: pyt
     assert "Skeinformer" in text
 
 
-def test_the_frontier_as_markdown_with_rivals_that_only_the_lab_has(tmp_path: Path) -> None:
+def test_the_frontier_as_markdown_with_rivals_that_a_module_offers(tmp_path: Path) -> None:
+    offer("studies.rivals")
     specs = ("vmean", "cluster", "wildcat:num_bins=8", "thinformer", "hyperattention")
     records = write(tmp_path / "a.jsonl", approx_records(specs, lengths=(64,), budgets=(8, 16), trials=1))
     markdown, figures = tmp_path / "frontier.md", tmp_path / "figures"

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import flop_registry
 
 from skeinformer.attention import METHODS, build
+from skeinformer.compare.contender import offer
 from skeinformer.lab.measure.flops import (
     FORMULAS,
     PAPER,
@@ -170,6 +171,7 @@ def test_all_methods_are_counted_by_default() -> None:
 
 
 def test_rivals_are_counted_where_they_are_named() -> None:
+    offer("studies.rivals")
     (record,) = flop_records(methods=("hyperattention",), lengths=(32,), budget=8, head_dim=4)
     assert record["multiply_adds"]
     assert record["paper"] is None

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="needs the extra `lab`")
 
 import transformers
 
-from skeinformer.lab import pretrained
+from skeinformer.lab.measure import pretrained
 from skeinformer.lab.measure.pretrained import (
     first_tokens,
     hidden_states,

@@ -12,7 +12,6 @@ from skeinformer.attention import METHODS
 from skeinformer.compare.contender import parse
 from skeinformer.lab.measure.speed import (
     IDENTITY,
-    SAME_COMPUTATION,
     Entry,
     Sizes,
     bench_records,
@@ -249,7 +248,7 @@ def test_inputs_are_those_of_the_seed() -> None:
 
 def test_the_default_contenders() -> None:
     contenders = default_contenders()
-    assert {c.method for c in contenders} == set(METHODS) - set(SAME_COMPUTATION)
+    assert {c.method for c in contenders} == {name for name, row in METHODS.items() if row.same_as is None}
     assert [c.options_text for c in contenders if c.method == "skeinformer"] == ["num_pilots=256", "num_pilots=32"]
     assert [c.spec for c in default_contenders(["skeinformer", "vmean"], [8])] == ["skeinformer:num_pilots=8", "vmean"]
     given = ["skeinformer:row_norm=simple"]
