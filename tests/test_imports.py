@@ -1,45 +1,34 @@
-"""Imports point one way, the core needs only torch and numpy, and importing it is light."""
+"""Imports point one way, the product knows nothing of the lab, its core needs torch and numpy only, and is light."""
 
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "skeinformer"
-# a module imports only from modules before it, or from inside its own package
-ORDER = [
-    "registry",
-    "noise",
-    "rows",
-    "sketch",
-    "attention",
-    "theory",
-    "nn",
-    "convert",
-    "model",
-    "files",
-    "records",
-    "huggingface_rules",
-    "huggingface",
-    "lra",
-    "lab",
-    "report",
-    "comparison",
-    "demo",
-    "approx",
-    "bench",
-    "data",
-    "training",
-    "train_options",
-    "train",
-    "matrix",
-    "cli",
-    "__main__",
+# a module imports only from modules before it, or from inside its own unit
+PRODUCT = ["registry", "noise", "kernels", "sketch", "attention", "theory", "nn", "huggingface", "compare"]
+LAB = [
+    "lab.records",
+    "lab.files",
+    "lab.threads",
+    "lab.lra",
+    "lab.training.model",
+    "lab.measure",
+    "lab.training",
+    "lab.progress",
+    "lab.report",
+    "lab.methods_page",
+    "lab.commands",
+    "lab.cli",
 ]
-NOT_CORE = set(ORDER[ORDER.index("model") :])
+ORDER = [*PRODUCT, *LAB, "__main__"]
+NOT_CORE = {"skeinformer.huggingface", "skeinformer.compare.transformers_models"}  # of the product: need transformers
 CORE_LIBRARIES = {"torch", "numpy", "skeinformer"}
+NOT_INSTALLED = {"studies", "tests", "examples"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -72,8 +61,22 @@ def imported(source: str, module: str, is_package: bool) -> list[str]:
 
 
 def unit(module: str) -> str:
-    """The place of a module in ORDER: skeinformer.sketch.base -> sketch; the package itself has none."""
-    return module.split(".")[1] if "." in module else ""
+    """The place of a module in ORDER: skeinformer.sketch.base -> sketch; the package itself and the lab's have none."""
+    name = module.removeprefix("skeinformer").removeprefix(".")
+    if name in ("", "lab"):
+        return ""
+    found = [place for place in ORDER if name == place or name.startswith(f"{place}.")]
+    return max(found, key=len, default=name)
+
+
+def in_lab(module: str) -> bool:
+    """Whether the module is of the lab, or starts it."""
+    return module in ("skeinformer.lab", "skeinformer.__main__") or module.startswith("skeinformer.lab.")
+
+
+def in_core(module: str) -> bool:
+    """Whether the module may need torch, numpy and the standard library only."""
+    return not in_lab(module) and not any(module == name or module.startswith(f"{name}.") for name in NOT_CORE)
 
 
 def violations(source: str, module: str, is_package: bool = False) -> list[str]:
@@ -81,27 +84,32 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
     here = unit(module)
     if here and here not in ORDER:
         return [f"{module}: {here} is not in ORDER of {Path(__file__).name}; add it to the order"]
-    found = []
-    for name in imported(source, module, is_package):
-        if name.partition(".")[0] != "skeinformer":
-            if here not in NOT_CORE and name.partition(".")[0] not in CORE_LIBRARIES | sys.stdlib_module_names:
-                found.append(f"{module} imports {name}: the core may import torch, numpy and the standard library")
-            continue
-        there = unit(name)
-        if not here:  # skeinformer/__init__.py
-            if there in NOT_CORE:
-                found.append(f"{module} imports {name}, which is not part of the core")
-        elif not there:  # its __init__ imports the core, so only what comes after the core may import it
-            if here not in NOT_CORE:
-                found.append(
-                    f"{module} imports the package skeinformer itself; import the module that defines the name"
-                )
-        elif there == here:
-            if name == f"skeinformer.{here}":
-                found.append(f"{module} imports its own package's __init__; import the module that defines the name")
-        elif there not in ORDER or ORDER.index(there) > ORDER.index(here):
-            found.append(f"{module} imports {name}: {there} does not come before {here} in ORDER")
-    return found
+    sentences = (complaint(module, name) for name in imported(source, module, is_package))
+    return [f"{module} {sentence}" for sentence in sentences if sentence]
+
+
+def complaint(module: str, name: str) -> str | None:
+    """What is wrong with importing `name` in `module`, or None."""
+    top, here, there = name.partition(".")[0], unit(module), unit(name)
+    if top in NOT_INSTALLED:
+        return f"imports {name}, which is not installed"
+    if top != "skeinformer":
+        wrong = in_core(module) and top not in CORE_LIBRARIES | sys.stdlib_module_names
+        return f"imports {name}: the core may import torch, numpy and the standard library" if wrong else None
+    if in_lab(name) and not in_lab(module):
+        return f"imports {name}: nothing outside the lab imports the lab"
+    if not here:  # an __init__ that gathers names
+        wrong = module == "skeinformer" and not in_core(name)
+        return f"imports {name}, which is not part of the core" if wrong else None
+    if not there:  # the package's __init__ imports the product, so only the lab may import it
+        wrong = not in_lab(module)
+        return f"imports {name} itself; import the module that defines the name" if wrong else None
+    if there == here:
+        wrong = name == f"skeinformer.{here}"
+        return "imports its own package's __init__; import the module that defines the name" if wrong else None
+    if there not in ORDER or ORDER.index(there) > ORDER.index(here):
+        return f"imports {name}: {there} does not come before {here} in ORDER"
+    return None
 
 
 @pytest.mark.parametrize("path", FILES, ids=dotted)
@@ -119,10 +127,24 @@ def test_imports_point_one_way(path: Path) -> None:
         ("skeinformer.sketch.base", "def f():\n    from skeinformer import theory", "theory does not come before"),
         ("skeinformer.attention.skein", "from skeinformer.attention import METHODS", "its own package's __init__"),
         ("skeinformer.attention.skein", "from . import METHODS", "its own package's __init__"),
-        ("skeinformer.attention.skein", "from skeinformer import build", "the package skeinformer itself"),
+        ("skeinformer.attention.skein", "from skeinformer import build", "imports skeinformer itself"),
         ("skeinformer.attention.skein", "import transformers.models", "the core may import torch, numpy"),
-        ("skeinformer", "from skeinformer.lab.cli import main", "not part of the core"),
+        ("skeinformer.compare.run", "from rich.table import Table", "the core may import torch, numpy"),
+        ("skeinformer.compare.run", "from skeinformer.lab.records import append", "nothing outside the lab"),
+        ("skeinformer.compare.run", "def f():\n    from skeinformer import lab", "nothing outside the lab"),
+        ("skeinformer.huggingface.rules", "import skeinformer.lab.measure.pretrained", "nothing outside the lab"),
+        ("skeinformer.huggingface.rules", "from skeinformer.compare import compare", "compare does not come before"),
+        (
+            "skeinformer.lab.measure.steps",
+            "from skeinformer.lab.training.loop import x",
+            "does not come before lab.mea",
+        ),
+        ("skeinformer.lab.lra.store", "from skeinformer.lab.report.tables import x", "lab.report does not come before"),
+        ("skeinformer.lab.commands.approx", "from studies.rivals import METHODS", "which is not installed"),
+        ("skeinformer", "from skeinformer.lab.cli import main", "nothing outside the lab imports the lab"),
+        ("skeinformer", "from skeinformer.huggingface import register", "not part of the core"),
         ("skeinformer.zoo", "import torch", "add it to the order"),
+        ("skeinformer.lab.zoo", "import torch", "add it to the order"),
     ],
 )
 def test_a_wrong_import_is_found(module: str, source: str, complaint: str) -> None:
@@ -135,7 +157,11 @@ def test_a_wrong_import_is_found(module: str, source: str, complaint: str) -> No
     [
         ("skeinformer.sketch.base", "import math\nimport torch.nn.functional as F\nfrom skeinformer import noise"),
         ("skeinformer.attention.skein", "from skeinformer.sketch import draw\nfrom .virtual_keys import attend"),
+        ("skeinformer.huggingface.rules", "import transformers\nfrom skeinformer.huggingface.settings import Settings"),
+        ("skeinformer.compare.transformers_models", "import transformers\nfrom skeinformer.huggingface import rules"),
         ("skeinformer.lab.measure.speed", "import transformers\nfrom skeinformer.attention import METHODS"),
+        ("skeinformer.lab.measure.steps", "from skeinformer.lab.training.model import Classifier"),
+        ("skeinformer.__main__", "from skeinformer.lab.cli import main"),
         ("skeinformer.lab.cli", "from skeinformer import __version__, theory"),
     ],
 )
@@ -143,10 +169,31 @@ def test_a_right_import_passes(module: str, source: str) -> None:
     assert violations(source, module) == []
 
 
-def test_importing_the_package_is_light() -> None:
-    heavy = ["transformers", "matplotlib", "rich", "tyro", "pyarrow", "skeinformer.compare"]
-    program = f"import sys, skeinformer; print(*[name for name in {heavy} if name in sys.modules])"
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
-    )
-    assert result.stdout.split() == []
+HEAVY = ["skeinformer.lab", "skeinformer.huggingface", "matplotlib", "rich", "transformers", "pyarrow", "tyro"]
+OF_TORCH = {"torch", "numpy", "sympy", "mpmath"}  # torch loads parts of itself, and what it needs, when first called
+MARK = "added:"
+IMPORT = "import skeinformer"
+COMPARE = """
+import skeinformer
+layer = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+result = skeinformer.compare(layer, torch.randn(1, 20, 8), "cluster", budget=4, rounds=1)
+assert "layer" in result.text() and result.records()
+"""
+
+
+@pytest.mark.parametrize("program", [IMPORT, COMPARE], ids=["import", "compare"])
+def test_what_the_product_loads(program: str) -> None:
+    counted = f"""
+import sys, numpy, torch
+before = set(sys.modules)
+{program}
+print({MARK!r}, *(set(sys.modules) - before))
+"""
+    command = [sys.executable, "-c", counted]
+    result = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    added = result.stdout.partition(MARK)[2].split()
+    of = Counter(name.partition(".")[0] for name in added)
+    print(f"{len(added)} modules beyond torch and numpy: {dict(of)}")
+    assert "skeinformer.compare.run" in added
+    assert [name for name in added for heavy in HEAVY if name == heavy or name.startswith(f"{heavy}.")] == []
+    assert of.keys() - sys.stdlib_module_names <= {"skeinformer", *OF_TORCH}

@@ -84,11 +84,11 @@ def test_skein_attention_runs_in_the_clean_environment(clean: Path, wheel: Path)
 import importlib.util, torch, skeinformer
 assert not [name for name in ("tyro", "rich", "transformers", "matplotlib", "pytest") if importlib.util.find_spec(name)]
 q, k, v = torch.randn(3, 2, 4, 100, 16).unbind()
-out = skeinformer.skein_attention(q, k, v, num_samples=32)
+out = skeinformer.skein_attention(q, k, v, budget=32)
 assert out.shape == (2, 4, 100, 16), out.shape
 assert out.isfinite().all()
 exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-torch.testing.assert_close(skeinformer.skein_attention(q, k, v, num_samples=100), exact)
+torch.testing.assert_close(skeinformer.skein_attention(q, k, v, budget=100), exact)
 layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True).eval()
 assert skeinformer.nn.convert(layer, "cluster", budget=32).converted == ("self_attn",)
 x = torch.randn(2, 100, 64)

@@ -1,22 +1,31 @@
 """Values of records as a reader sees them: numbers, times, sizes, spreads and names."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from skeinformer.compare.format import between, count, listed, number, percent
 from skeinformer.lab.records import Record, Value
+
+__all__ = [
+    "between",
+    "count",
+    "distinct",
+    "label",
+    "listed",
+    "number",
+    "operations",
+    "percent",
+    "plus_minus",
+    "real",
+    "required",
+    "seconds",
+    "size",
+    "spread",
+]
 
 REFERENCE = "softmax"  # the method that the others approximate
 NOT_RIVALS = (REFERENCE, "softmax_dropout")  # exact but for the dropout of training: never the best approximation
 ROUNDING = 1e-4  # an error below is one of float32 arithmetic
-
-
-def number(value: Value, unit: str = "") -> str:
-    """Three significant digits, two where it is below 0.001; nothing for None."""
-    if not isinstance(value, int | float):
-        return ""
-    if value == 0 or abs(value) >= 100:
-        return f"{value:.0f}{unit}"
-    return f"{value:.1e}{unit}" if abs(value) < 1e-3 else f"{value:#.3g}{unit}"
 
 
 def seconds(value: Value) -> str:
@@ -40,16 +49,6 @@ def operations(value: Value) -> str:
     return number(value / 1e9, " G") if value >= 1e9 else number(value / 1e6, " M")
 
 
-def percent(value: Value) -> str:
-    """A share of one, in percent."""
-    return number(value * 100, " %") if isinstance(value, int | float) else ""
-
-
-def count(value: Value) -> str:
-    """A whole number with commas: a length, a number of trials."""
-    return f"{value:,}" if isinstance(value, int) else ""
-
-
 def plus_minus(standard_error: Value) -> str:
     """± standard error to two digits, where there is one."""
     if not isinstance(standard_error, int | float):
@@ -64,11 +63,6 @@ def spread(value: Value, standard_error: Value) -> str:
         return number(value)
     decimals = max(3, 2 - math.floor(math.log10(value)))
     return f"{value:.{decimals}f} ± {standard_error:.{decimals}f}"
-
-
-def between(low: str, high: str) -> str:
-    """low to high, where there are such."""
-    return f"{low} to {high}" if low and high else ""
 
 
 def label(record: Record) -> str:
@@ -96,9 +90,3 @@ def distinct(records: Iterable[Record], name: str) -> list[Value]:
     if all(isinstance(value, int | float) for value in values):
         return sorted(values, key=lambda value: float(value or 0))
     return values
-
-
-def listed(values: Sequence[object], most: int = 8) -> str:
-    """The values with commas between them; of many, the first, and how many more there are."""
-    shown = ", ".join(str(value) for value in values[:most])
-    return shown if len(values) <= most else f"{shown} and {len(values) - most} more"
