@@ -3,7 +3,6 @@
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-EXAMPLES := $(wildcard examples/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check docs wheel clean
@@ -22,7 +21,7 @@ test: $(STAMP)  ## run the tests
 check: $(STAMP)  ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict skeinformer $(EXAMPLES)
+	$(BIN)/mypy --strict skeinformer studies examples
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
 docs: $(STAMP)  ## generate docs/methods.md from the registry
@@ -33,7 +32,7 @@ wheel: $(STAMP)  ## build the wheel into dist/
 
 clean:  ## remove what the other targets made, except .venv
 	rm -rf dist build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
-	find skeinformer tests examples -name __pycache__ -prune -exec rm -rf {} +
+	find skeinformer studies tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # the stamp is removed first and made last, so an interrupted installation is taken up again
 $(STAMP): pyproject.toml constraints.txt weights.txt

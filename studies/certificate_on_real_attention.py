@@ -1,6 +1,6 @@
 """How honest is the error estimate? Estimate over truth on the queries, keys and values of a pretrained MiniLM.
 
-python examples/certificate_on_real_attention.py [TEXT]     (a .txt or .parquet file; default: the Python reference)
+python -m studies.certificate_on_real_attention [TEXT]     (a .txt or .parquet file; default: the Python reference)
 """
 
 import sys

@@ -1,6 +1,6 @@
 """How near are the gradients of sketched attention to those of exact attention, on pretrained Q, K, V?
 
-    python examples/cluster_gradients.py [TEXT]     (a .txt or .parquet file; default: the Python reference)
+    python -m studies.cluster_gradients [TEXT]     (a .txt or .parquet file; default: the Python reference)
 
 prints relative Frobenius errors of the gradients for Q, K and V of a random linear function of the output, means over
 heads, n = 4096. Needs the `lab` extra.

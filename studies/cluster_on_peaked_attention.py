@@ -1,6 +1,6 @@
 """Where sampled columns beat clusters: pretrained attention made more peaked.
 
-    python examples/cluster_on_peaked_attention.py [TEXT]     (a .txt or .parquet file; default: the Python reference)
+    python -m studies.cluster_on_peaked_attention [TEXT]     (a .txt or .parquet file; default: the Python reference)
 
 Queries of MiniLM are multiplied by 1, 2 and 4; n = 2048, relative spectral error, mean over 12 heads. The last column
 is made up: 64 groups of neighbours, each attends to itself alone.

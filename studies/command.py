@@ -1,4 +1,4 @@
-"""What studies share that are started by `python -m skeinformer.lab.NAME`: arguments, progress, errors in one line."""
+"""What studies share that are started by `python -m studies.NAME`: arguments, progress, errors in one line."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,6 +1,6 @@
 """Is the cluster sketch ahead by its arithmetic too, or only by how fast its code is?
 
-    python examples/frontier_by_multiply_adds.py docs/results/rivals.jsonl
+    python -m studies.frontier_by_multiply_adds docs/results/rivals.jsonl
 
 reads a summary of `skein approx` and prints which sizes of the cluster sketch another method beats: an error that is
 smaller, in no more multiply-adds of the forward pass.

@@ -1,6 +1,6 @@
 """Proposition 1, Lemma 1 and the remark on Informer, measured on the attention of a pretrained model.
 
-    python examples/theory_on_real_attention.py
+    python -m studies.theory_on_real_attention
 
 prints the two tables of docs/theory.md. Needs the extra `lab` and the pretrained weights that `make install` installs.
 """
@@ -121,11 +121,11 @@ def table(title: str, *headings: str) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Proposition 1 and Lemma 1 on the attention of a pretrained model.")
     parser.add_argument("--tokens", type=int, default=1024, help="n, the length of the text")
-    parser.add_argument("--samples", type=int, default=128, help="d, the sampled columns of the error table")
+    parser.add_argument("--budget", type=int, default=128, help="d, the sampled columns of the error table")
     parser.add_argument("--trials", type=int, default=400, help="draws of S for each row of the error table")
     parser.add_argument("--text", type=Path, help="a .txt or .parquet file in place of the Python reference")
     arguments = parser.parse_args()
-    n, d = arguments.tokens, arguments.samples
+    n, d = arguments.tokens, arguments.budget
     generator = torch.Generator().manual_seed(0)
     console = Console()
     lemma = table(

@@ -6,23 +6,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from skeinformer.attention import METHODS, Method
 from skeinformer.attention.base import Attention
 
 COMMAND = "python -m skeinformer.lab.methods_page docs/methods.md"
-COMMON = ("head_dim", "max_len", "budget", "seed")
 # methods with a page of their own
 PAGES = {"sketched": "sketches.md", "skeinformer": "skeinformer.md", "cluster": "cluster.md"}
 INTRODUCTION = """\
 # Methods
 
-Every attention of the table is `build(name, head_dim=..., max_len=None, budget=256, seed=None, **options)`: a module
+Every attention of the table is `build(name, head_dim=..., max_len=None, budget=None, seed=None, **options)`: a module
 that takes query, key and value of shape (batch, heads, tokens, width), the masks `key_mask` and `query_mask` (boolean,
-True = real), and `noise` or `generator`. `budget` is the one size that is equal for all methods; each maps it to its
-own parameter. A caller's option wins over one that a row sets. `skein methods` prints the table;
-[flops.md](flops.md) counts the operations.
+True = real), and `noise` or `generator`. `budget` is the one size that is equal for all methods, and None is a method's
+own default; an option that sets the size (a window, a block) stands in its place. A caller's option wins over one that
+a row sets. `skein methods` prints the table; [flops.md](flops.md) counts the operations.
 
 ```python
 import torch
@@ -94,26 +93,19 @@ def section(name: str, method: Method, first: str, first_method: Method) -> Iter
         yield f"More in [{PAGES[name]}]({PAGES[name]})."
 
 
-def own_parameters(method: Method) -> list[inspect.Parameter]:
-    """The parameters of the constructor that are not common to all methods."""
-    parameters = inspect.signature(method.make, eval_str=True).parameters.values()
-    return [parameter for parameter in parameters if parameter.name not in COMMON]
-
-
 def defaults(method: Method) -> Iterator[tuple[str, object]]:
-    """Every option and its default: what the row sets, else what the constructor does."""
-    named = [parameter for parameter in own_parameters(method) if parameter.kind is not parameter.VAR_KEYWORD]
-    yield from {**{parameter.name: parameter.default for parameter in named}, **method.options}.items()
+    """Every option and its default: what the row sets, else what the method does. A budget only where it counts."""
+    stated = {**method.make.Options._field_defaults, **method.options}
+    yield from ((name, value) for name, value in stated.items() if name != "budget" or method.has_budget)
 
 
 def option_rows(method: Method) -> Iterator[tuple[str, str, str]]:
     """Name, values and default of every option."""
-    chosen = dict(defaults(method))
-    for parameter in own_parameters(method):
-        if parameter.kind is parameter.VAR_KEYWORD:
-            yield f"`**{parameter.name}`", "more options, by name", ""
-        else:
-            yield f"`{parameter.name}`", values(parameter.annotation), f"`{chosen[parameter.name]!r}`"
+    hints = get_type_hints(method.make.Options)
+    for name, value in defaults(method):
+        yield f"`{name}`", values(hints[name]), f"`{value!r}`"
+    if "option_names" in vars(method.make):  # then what is given decides about more
+        yield "`**options`", "more options, by name", ""
 
 
 def values(annotation: Any) -> str:

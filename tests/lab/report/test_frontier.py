@@ -1,8 +1,6 @@
 """The frontier of error and time, and where ours are beaten."""
 
-import runpy
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 
@@ -119,14 +117,3 @@ def test_points_are_the_approximations_with_error_and_time(direction: str, time:
         Point("Cluster sketch", 8, time, 0.1, True),
         Point("V-mean", None, time, 0.1, False),
     ]
-
-
-def test_the_documentation_counts_by_multiply_adds_what_the_records_have(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = Path(__file__).parents[3]
-    script = root / "examples" / "frontier_by_multiply_adds.py"
-    monkeypatch.setattr("sys.argv", [str(script), str(root / "docs" / "results" / "rivals.jsonl")])
-    runpy.run_path(str(script), run_name="__main__")
-    assert capsys.readouterr().out.splitlines()[-1] == "2 of 120 beaten"
-    assert "other methods beat 2 of our 120 points" in (root / "docs" / "cluster.md").read_text()

@@ -61,7 +61,7 @@ def test_an_unknown_method_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "layers"), [("skeinformer", 2), ("cluster", 2), ("softmax", 0), ("bag_of_tokens", 0)]
+    ("method", "layers"), [("skeinformer", 2), ("cluster", 2), ("softmax", 2), ("vmean", 2), ("bag_of_tokens", 0)]
 )
 def test_layers_estimate_their_error(method: str, layers: int) -> None:
     model = make_model(method_of(method), tiny_recipe("text", max_len=64), meta(), 0).eval()
