@@ -117,7 +117,9 @@ def attend_merged(
             tensors, numbers = split(made.estimate)
             indices = None if made.rows is None else made.rows.indices
             kind = (type(made.estimate), numbers)
-            output = AddGradient.apply(output, key, value, query.detach(), log_weight, indices, full, kind, scale, *tensors)  # type: ignore[no-untyped-call]
+            output = AddGradient.apply(
+                output, key, value, query.detach(), log_weight, indices, full, kind, scale, *tensors
+            )  # type: ignore[no-untyped-call]
         return output, said
     with torch.no_grad():
         made, said = make(key, value)

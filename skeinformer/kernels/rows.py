@@ -45,8 +45,9 @@ def batches(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows `index` of x: (..., n, p), (..., k) -> (..., k, p). Batch dimensions broadcast."""
-    batch = torch.broadcast_shapes(x.shape[:-2], index.shape[:-1])  # type: ignore[no-untyped-call]
-    x, index = x.expand(*batch, *x.shape[-2:]), index.expand(*batch, -1)
+    if x.shape[:-2] != index.shape[:-1]:
+        batch = torch.broadcast_shapes(x.shape[:-2], index.shape[:-1])  # type: ignore[no-untyped-call]
+        x, index = x.expand(*batch, *x.shape[-2:]), index.expand(*batch, -1)
     if _moves_whole_rows(x):
         rows, row = _list_of_rows(x, index)
         return rows.index_select(0, row).view(*index.shape, x.shape[-1])

@@ -71,6 +71,7 @@ def test_values_and_gradients_are_those_of_the_transcription(masks: str, first_o
         budget=4,
         num_pilots=3,
         first_order=first_order,
+        gradient="keys",
         generator=generator(1),
         return_info=True,
     )

@@ -1,0 +1,98 @@
+"""A method is one file and one row: everything else follows from them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+METHOD = '''
+"""The mean of the first d values."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.inputs import Inputs
+
+
+class ToyOptions(NamedTuple):
+    """What the toy is told beside its inputs."""
+
+    budget: int = 256
+    power: float = 1.0
+
+
+class Toy(Attention):
+    """The mean of the first d values, times a power."""
+
+    Options = ToyOptions
+
+    @staticmethod
+    def compute(inputs: Inputs, noise: None, options: ToyOptions) -> tuple[Tensor, Trace]:
+        mean = inputs.value[..., : options.budget, :].mean(-2, keepdim=True)
+        return options.power * mean.expand(*inputs.query.shape[:-1], -1), Trace()
+'''
+ROW = """
+from skeinformer.attention.methods import METHODS, Method
+from toy import Toy
+
+METHODS["toy"] = Method(Toy, "Toy", "the mean of the first d values", "nobody 2026", "O(d p)", row_by_row=True)
+"""
+USES = """
+import contextlib, io, json, sys
+import torch
+from torch import nn
+import skeinformer
+from skeinformer.lab import cli
+from skeinformer.compare.contender import parse
+from skeinformer.lab.commands.approx import Approx
+from skeinformer.lab.methods_page import page
+from tests.helpers import VARIANTS
+
+def printed(*words):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert cli.main(list(words)) == 0
+    return out.getvalue()
+
+model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
+x = torch.randn(1, 12, 8)
+found = {
+    "build": repr(skeinformer.build("toy", head_dim=4, budget=3, power=2.0)),
+    "contract": "toy" in VARIANTS,
+    "methods": json.loads(printed("methods", "--json"))["toy"]["label"],
+    "flops": "toy" in printed("flops", "--methods", "toy", "--lengths", "64", "--json"),
+    "bench": "Toy" in printed("bench", "--methods", "toy", "--lengths", "64", "--rounds", "1", "--records", sys.argv[1]),
+    "approx": "toy" in Approx().methods and parse("toy:power=2").label,
+    "compare": [r["label"] for r in skeinformer.compare(model, x, "toy", budget=3, show=False).records()][0],
+    "convert": skeinformer.convert(model, "toy", budget=3).converted,
+    "page": "`toy`" in page(),
+}
+print(json.dumps(found))
+"""
+
+
+def test_one_file_and_one_row_are_enough(tmp_path: Path) -> None:
+    (tmp_path / "toy.py").write_text(METHOD)
+    root = Path(__file__).parent.parent
+    program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(root)!r}]\n{ROW}\n{USES}"
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "records.jsonl")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) == {
+        "build": "Toy(head_dim=4, budget=3, power=2.0)",
+        "contract": True,
+        "methods": "Toy",
+        "flops": True,
+        "bench": True,
+        "approx": "Toy, power 2",
+        "compare": "Toy",
+        "convert": ["self_attn"],
+        "page": True,
+    }
