@@ -14,9 +14,9 @@ import pyarrow
 from pyarrow import parquet
 
 from skeinformer.compare.measure import exact_attention, spectral_error
-from skeinformer.lab import cluster_robustness as study
 from skeinformer.lab.measure.pretrained import minilm_folder, pretrained_qkv
 from skeinformer.lab.records import Record, read
+from studies import cluster_robustness as study
 from studies.cluster_robustness import (
     CASE,
     CASES,

@@ -18,9 +18,9 @@ from pyarrow import parquet
 from rich.console import Console
 
 from skeinformer import huggingface
-from skeinformer.lab import embeddings
 from skeinformer.lab.measure.pretrained import load_model
 from skeinformer.lab.records import check, read
+from studies import embeddings
 from studies.command import start
 from studies.embeddings import (
     EXACT,
