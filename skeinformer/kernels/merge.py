@@ -10,8 +10,8 @@ rows J are kept out of the first call's gradient by a normalizer of +inf, which 
 
 A merge may also have a slope G, made of K and V: then R = softmax(s Q K'^T + w') V' + Q G, and G's gradient is Q^T dR.
 
-Where there is an Estimate, it gives the gradients of K and V in place of the derivative of R through the merge: those of
-exact attention, estimated. For V the mean of both is taken, whose errors differ. Q's gradient is that of R.
+Where there is an Estimate, it gives K and V the gradients of exact attention, estimated, in place of the derivative of
+R through the merge. For V the mean of both is taken, whose errors differ. Q's gradient is that of R.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -32,7 +32,7 @@ def whole_query_sums(
     d: int,
 ) -> QuerySums:
     """`query_sums` of all heads at once."""
-    dtype, p, p_v = weight.dtype, query.shape[-1], gradient.shape[-1]
+    dtype, p_v = weight.dtype, gradient.shape[-1]
     query, G, r = query.to(dtype), gradient.to(dtype) / unit, weight[..., None]
     delta = (G * output.to(dtype)).sum(-1, keepdim=True)
     one = (r > 0).to(dtype)
