@@ -58,12 +58,13 @@ def printed(*words):
 
 model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
 x = torch.randn(1, 12, 8)
+records = ("--records", sys.argv[1])
 found = {
     "build": repr(skeinformer.build("toy", head_dim=4, budget=3, power=2.0)),
     "contract": "toy" in VARIANTS,
     "methods": json.loads(printed("methods", "--json"))["toy"]["label"],
     "flops": "toy" in printed("flops", "--methods", "toy", "--lengths", "64", "--json"),
-    "bench": "Toy" in printed("bench", "--methods", "toy", "--lengths", "64", "--rounds", "1", "--records", sys.argv[1]),
+    "bench": "Toy" in printed("bench", "--methods", "toy", "--lengths", "64", "--rounds", "1", *records),
     "approx": "toy" in Approx().methods and parse("toy:power=2").label,
     "compare": [r["label"] for r in skeinformer.compare(model, x, "toy", budget=3, show=False).records()][0],
     "convert": skeinformer.convert(model, "toy", budget=3).converted,

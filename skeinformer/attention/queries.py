@@ -15,8 +15,6 @@ where the last term of dK is what the means miss, to first order. Rows are exact
 query has a cluster of its own the gradients are exact. docs/cluster.md derives it.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -24,6 +22,7 @@ from skeinformer.attention.clusters import find_centers, nearest, query_metric
 from skeinformer.attention.selection import sample_without_replacement, uniform_rows
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.fused import row_gradients
+from skeinformer.kernels.merge import Estimate
 from skeinformer.kernels.queries import query_sums
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import scramble
@@ -33,47 +32,37 @@ ASKED = 4  # keys per dimension that the metric is made of
 BITS = 23  # of a uniform number
 
 
-class VirtualQueries(NamedTuple):
-    """What decides the virtual queries of a backward pass, drawn in the forward pass."""
-
-    u: Tensor  # (b, h, n), uniform numbers of the queries
-    asked: Tensor  # (b, h, k), keys that make the metric
-    asked_live: Tensor  # (b, h, k)
-    mass: Tensor  # (b, h, n_k), m
-    size: int  # d
-
-    def of_rows(self, rows: Tensor) -> "VirtualQueries":
-        """The same for some of the queries."""
-        return self._replace(u=self.u.gather(-1, rows))
-
-    @torch.no_grad()
-    def gradients(
-        self,
-        query: Tensor,  # (b, h, n, p)
-        key: Tensor,
-        value: Tensor,
-        log_weight: Tensor | None,
-        output: Tensor,  # (b, h, n, p_v)
-        gradient: Tensor,  # (b, h, n, p_v), 0 in rows that count for nothing
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        """dK and dV. Time O(n d p), memory O(n p)."""
-        dtype, d, p_v = statistics_dtype(query), min(self.size, query.shape[-2]), value.shape[-1]
-        unit = gradient.abs().amax((-2, -1), keepdim=True).to(dtype)  # in it squares and sums are of moderate size
-        unit = unit.where(unit > 0, 1)
-        size: Tensor = torch.linalg.vector_norm(gradient / unit, dim=-1, dtype=dtype)  # (b, h, n)
-        places = query.detach().to(dtype)
-        metric = query_metric(gather_rows(key, self.asked), self.asked_live)
-        sample = sample_without_replacement(size.log(), self.u, SAMPLE * d)
-        assignment = nearest(places, find_centers(places, sample, d, 1, metric), metric)  # (b, h, n)
-        sums = query_sums(query.detach(), gradient, output.detach(), size.sqrt(), unit, assignment, d)
-        mean = sums.weighted / sums.total.clamp(min=torch.finfo(dtype).tiny)  # (b, h, d, p), q_c
-        centered = sums.product - (sums.queries / sums.members.clamp(min=1)).mT @ sums.gradient
-        C, e = centered[..., :p_v], centered[..., p_v:]  # (b, h, p, p_v), (b, h, p, 1)
-        rows, of_rows = mean.to(query.dtype), sums.gradient[..., :p_v].to(query.dtype)
-        d_key, d_value = row_gradients(rows, key, value, log_weight, of_rows, scale)
-        d_key = d_key + (value.to(dtype) @ C.mT - e.mT) * (scale * self.mass[..., None])
-        return (d_key * unit).to(key.dtype), (d_value * unit).to(value.dtype)
+def query_gradients(
+    query: Tensor,  # (b, h, n, p)
+    key: Tensor,  # (b, h, n_k, p)
+    value: Tensor,  # (b, h, n_k, p_v)
+    log_weight: Tensor | None,  # (b, h, n_k)
+    output: Tensor,  # (b, h, n, p_v), O or what stands for it
+    gradient: Tensor,  # (b, h, n, p_v), G; 0 in rows that count for nothing
+    scale: float,
+    u: Tensor,  # (b, h, n), uniform numbers of the queries
+    asked: Tensor,  # (b, h, k), keys that make the metric
+    asked_live: Tensor,  # (b, h, k)
+    mass: Tensor,  # (b, h, n_k), m
+    size: int,  # d
+) -> tuple[Tensor, Tensor]:
+    """dK and dV by at most `size` virtual queries. Time O(n d p), memory O(n p)."""
+    dtype, d, p_v = statistics_dtype(query), min(size, query.shape[-2]), value.shape[-1]
+    unit = gradient.abs().amax((-2, -1), keepdim=True).to(dtype)  # in it squares and sums are of moderate size
+    unit = unit.where(unit > 0, 1)
+    norm: Tensor = torch.linalg.vector_norm(gradient / unit, dim=-1, dtype=dtype)  # (b, h, n)
+    places = query.detach().to(dtype)
+    metric = query_metric(gather_rows(key, asked), asked_live)
+    sample = sample_without_replacement(norm.log(), u, SAMPLE * d)
+    assignment = nearest(places, find_centers(places, sample, d, 1, metric), metric)  # (b, h, n)
+    sums = query_sums(query.detach(), gradient, output.detach(), norm.sqrt(), unit, assignment, d)
+    mean = sums.weighted / sums.total.clamp(min=torch.finfo(dtype).tiny)  # (b, h, d, p), q_c
+    centered = sums.product - (sums.queries / sums.members.clamp(min=1)).mT @ sums.gradient
+    C, e = centered[..., :p_v], centered[..., p_v:]  # (b, h, p, p_v), (b, h, p, 1)
+    rows, of_rows = mean.to(query.dtype), sums.gradient[..., :p_v].to(query.dtype)
+    d_key, d_value = row_gradients(rows, key, value, log_weight, of_rows, scale)
+    d_key = d_key + (value.to(dtype) @ C.mT - e.mT) * (scale * mass[..., None])
+    return (d_key * unit).to(key.dtype), (d_value * unit).to(value.dtype)
 
 
 def virtual_queries(
@@ -83,10 +72,10 @@ def virtual_queries(
     mass: Tensor,
     size: int,
     width: int,
-) -> VirtualQueries:
-    """What decides `size` virtual queries, from the numbers that decided the output already."""
+) -> Estimate:
+    """`query_gradients` of `size` virtual queries, drawn by the numbers that decided the output already."""
     asked = uniform_rows(of_keys, key_mask, ASKED * width)
-    return VirtualQueries(fresh_numbers(of_queries), *asked, mass, size)
+    return Estimate(query_gradients, (fresh_numbers(of_queries), *asked, mass), size)
 
 
 def fresh_numbers(u: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ Where there is an Estimate, it gives K and V the gradients of exact attention, e
 R through the merge. For V the mean of both is taken, whose errors differ. Q's gradient is that of R.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -51,25 +51,16 @@ class Merge(Protocol):
         """totals += the gradients for K (unless None) and V from those for virtual keys, virtual values and slope."""
 
 
-class Estimate(Protocol):
-    """Gradients of exact attention for K and V. A NamedTuple of tensors and numbers, drawn already."""
+class Estimate(NamedTuple):
+    """Gradients of exact attention for K and V: a function of what the backward pass has, and of what was drawn."""
 
-    def __iter__(self) -> Iterator[Any]: ...
+    gradients: Callable[..., tuple[Tensor, Tensor]]
+    """(query, key, value, log_weight, output, gradient, scale, *drawn, size) -> (dK, dV).
 
-    def of_rows(self, rows: Tensor) -> "Estimate":
-        """The same for some of the queries, (b, h, k)."""
-
-    def gradients(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        log_weight: Tensor | None,
-        output: Tensor,
-        gradient: Tensor,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        """For K and V, from the output and its gradient, which is 0 in rows that count for nothing."""
+    The gradient is 0 in rows that count for nothing.
+    """
+    drawn: tuple[Tensor, ...]  # the first, (b, h, n), belongs to the queries
+    size: int
 
 
 class ExactRows(NamedTuple):
@@ -114,12 +105,9 @@ def attend_merged(
             output = output + query @ made.virtual.slope.to(query.dtype)
         output = write_rows(output, made.rows)
         if made.estimate is not None and recorded(key, value):
-            tensors, numbers = split(made.estimate)
-            indices = None if made.rows is None else made.rows.indices
-            kind = (type(made.estimate), numbers)
-            output = AddGradient.apply(
-                output, key, value, query.detach(), log_weight, indices, full, kind, scale, *tensors
-            )  # type: ignore[no-untyped-call]
+            gradients, drawn, size = made.estimate
+            held = (query.detach(), log_weight, None if made.rows is None else made.rows.indices, full)
+            output = AddGradient.apply(output, key, value, *held, gradients, size, scale, *drawn)  # type: ignore[no-untyped-call]
         return output, said
     with torch.no_grad():
         made, said = make(key, value)
@@ -145,32 +133,9 @@ def parts_of_gradient(key: Tensor, value: Tensor, full: Tensor | None) -> tuple[
     return torch.where(full, key, held_key), torch.where(full, value, half)
 
 
-def split(drawn: Iterable[Any]) -> tuple[list[Tensor | None], list[Any]]:
-    """What was drawn as tensors, for the backward pass to be saved as such, and as other things; None in each gap."""
-    fields = list(drawn)
-    tensors = [x if isinstance(x, Tensor) else None for x in fields]
-    return tensors, [None if isinstance(x, Tensor) else x for x in fields]
-
-
-def joined(kind: type[Any], tensors: Iterable[Tensor | None], others: Iterable[Any]) -> Any:
-    """What `split` took apart."""
-    return kind(*(other if x is None else x for x, other in zip(tensors, others, strict=True)))
-
-
-def estimated_gradients(
-    estimate: Estimate,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_weight: Tensor | None,
-    output: Tensor,
-    gradient: Tensor,
-    full: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """The estimate's part of the gradients of K and V: all of the one and half of the other, nothing where `full`."""
-    d_key, d_value = estimate.gradients(query, key, value, log_weight, output, gradient, scale)
-    d_value = d_value / 2
+def estimated_part(gradients: tuple[Tensor, Tensor], full: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The estimate's part in the gradients of K and V: all of the one and half of the other, nothing where `full`."""
+    d_key, d_value = gradients[0], gradients[1] / 2
     return (d_key, d_value) if full is None else (d_key.masked_fill(full, 0), d_value.masked_fill(full, 0))
 
 
@@ -188,28 +153,26 @@ class AddGradient(torch.autograd.Function):
         log_weight: Tensor | None,
         indices: Tensor | None,
         full: Tensor | None,
-        kind: tuple[type[Any], list[Any]],
+        gradients: Callable[..., tuple[Tensor, Tensor]],
+        size: int,
         scale: float,
-        *tensors: Tensor | None,
+        *drawn: Tensor,
     ) -> Tensor:
         return output.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *held, ctx.kind, ctx.scale = inputs[:9]
-        ctx.save_for_backward(*held, *inputs[9:])
+        ctx.gradients, ctx.size, ctx.scale = inputs[7:10]
+        ctx.save_for_backward(*inputs[:7], *inputs[10:])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        output, key, value, query, log_weight, indices, full, *tensors = ctx.saved_tensors
-        estimate = joined(ctx.kind[0], tensors, ctx.kind[1])
+        output, key, value, query, log_weight, indices, full, *drawn = ctx.saved_tensors
         of_others = gradient
         if indices is not None:
             of_others = gradient.scatter(-2, indices[..., None].expand(*indices.shape, gradient.shape[-1]), 0)
-        d_key, d_value = estimated_gradients(
-            estimate, query, key, value, log_weight, output, of_others, full, ctx.scale
-        )
-        return gradient, d_key, d_value, *[None] * (6 + len(tensors))
+        found = ctx.gradients(query, key, value, log_weight, output, of_others, ctx.scale, *drawn, ctx.size)
+        return gradient, *estimated_part(found, full), *[None] * (7 + len(drawn))
 
 
 def write_rows(output: Tensor, rows: ExactRows | None) -> Tensor:
@@ -278,11 +241,11 @@ class _AttendMerged(torch.autograd.Function):
         if exact is not None and others.rows is None:
             others.normalizer.scatter_(-1, exact.indices, torch.inf)
         rows = () if exact is None else tuple(exact)
-        estimating, numbers = ([], []) if estimate is None else split(estimate)
+        estimating = () if estimate is None else estimate.drawn
         # all that was drawn too: a checkpoint that draws anew would else mix two draws
         ctx.save_for_backward(key, value, log_weight, full, *others, *virtual, weight, *rows, *estimating, *merge)
         ctx.merge, ctx.num_exact, ctx.scale = type(merge), len(rows), scale
-        ctx.estimate, ctx.numbers = None if estimate is None else type(estimate), numbers
+        ctx.estimate = None if estimate is None else (estimate.gradients, estimate.size, len(estimating))
         return output
 
     @staticmethod
@@ -291,7 +254,8 @@ class _AttendMerged(torch.autograd.Function):
         key, value, log_weight, full, rows, query, output, normalizer, *rest = ctx.saved_tensors
         keys, values, slope, weight, *rest = rest
         exact, rest = rest[: ctx.num_exact], rest[ctx.num_exact :]
-        estimating, drawn = rest[: len(ctx.numbers)], rest[len(ctx.numbers) :]
+        gradients_of, size, count = ctx.estimate or (None, 0, 0)
+        estimating, drawn = rest[:count], rest[count:]
         of_others = gradient if rows is None else gather_rows(gradient, rows)
         d_query, d_keys, d_values = attend_backward(
             of_others, query, keys, values, weight, output, normalizer, ctx.scale
@@ -317,19 +281,17 @@ class _AttendMerged(torch.autograd.Function):
             d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
         virtual, gradients = Virtual(keys, values, slope), Virtual(d_keys, d_values, d_slope)
         merge = ctx.merge(*drawn)
-        if ctx.estimate is None:
+        if gradients_of is None:
             merge.add_gradients_((d_key, d_value), key, value, virtual, gradients)
             return d_query, d_key, d_value, None, None, None, None
         if slope is not None:
             output = _add_slope(output, query, slope, torch.empty_like(output))
-        estimate = joined(ctx.estimate, estimating, ctx.numbers)
         if rows is not None:
-            estimate = estimate.of_rows(rows)
+            estimating[0] = estimating[0].gather(-1, rows)
         elif exact:
             of_others = write_rows_(of_others.clone(), exact[0], torch.zeros_like(exact[2]))
-        e_key, e_value = estimated_gradients(
-            estimate, query, key, value, log_weight, output, of_others, full, ctx.scale
-        )
+        found = gradients_of(query, key, value, log_weight, output, of_others, ctx.scale, *estimating, size)
+        e_key, e_value = estimated_part(found, full)
         d_key += e_key
         d_value += e_value
         if full is None:

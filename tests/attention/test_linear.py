@@ -197,7 +197,7 @@ def test_budget_is_the_number_of_features() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -0.5, math.nan])
 def test_scale_has_a_root(scale: float) -> None:
-    with pytest.raises(ValueError, match="scale must be (positive|a finite number), ?.*got"):
+    with pytest.raises(ValueError, match=r"scale must be (positive|a finite number), ?.*got"):
         build("performer", head_dim=4, scale=scale)
 
 
