@@ -91,7 +91,7 @@ def test_keys_get_nearly_the_gradient_of_exact_attention(kind: str) -> None:
     assert errors["queries"][1] < (0.35 if kind == "random" else 0.2)
     if kind != "random":  # random gradients hide that the derivative of the output gives a cluster's keys the same
         assert errors["queries"][1] < errors["keys"][1]
-    assert errors["queries"][2] < (1.1 * errors["keys"][2] if kind == "random" else 0.1)
+    assert errors["queries"][2] < (0.3 if kind == "random" else 0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
