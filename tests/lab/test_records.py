@@ -2,14 +2,17 @@
 
 import json
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+import skeinformer
+from skeinformer.compare import record
 from skeinformer.lab import records
-from skeinformer.lab.records import append, machine, read
+from skeinformer.lab.records import Ledger, append, append_all, key_of, machine, read, read_known
 
 RECORD: records.Record = {"method": "skeinformer", "n": 1024, "error": 0.25, "exact": False, "note": None}
 
@@ -105,7 +108,7 @@ def test_machine_is_a_record_of_what_ran() -> None:
 
 
 def test_the_module_run_by_python_is_called_skein(monkeypatch: pytest.MonkeyPatch) -> None:
-    main = Path(records.__file__).with_name("__main__.py")
+    main = Path(skeinformer.__file__).with_name("__main__.py")
     monkeypatch.setattr("sys.argv", [str(main), "approx", "--text", "a b.txt"])
     assert machine()["command"] == "skein approx --text 'a b.txt'"
     monkeypatch.setattr("sys.argv", ["elsewhere/__main__.py"])
@@ -125,13 +128,38 @@ def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    assert records._commit(tmp_path) is None
+    assert record._commit(tmp_path) is None
     git("init", "--quiet")
     (tmp_path / "file").write_text("1")
     git("add", "file")
     git("commit", "--quiet", "--message", "one")
     commit = git("rev-parse", "HEAD")
-    assert records._commit(tmp_path) == commit[:12]
-    assert records._commit(tmp_path / "sub") is None
+    assert record._commit(tmp_path) == commit[:12]
+    assert record._commit(tmp_path / "sub") is None
     (tmp_path / "file").write_text("2")
-    assert records._commit(tmp_path) == f"{commit[:12]} with changes"
+    assert record._commit(tmp_path) == f"{commit[:12]} with changes"
+
+
+def test_a_ledger_knows_what_was_measured_by_the_fields_that_tell(tmp_path: Path) -> None:
+    ledger = Ledger(("method", "n"), [RECORD])
+    assert {"method": "skeinformer", "n": 1024, "error": 0.5} in ledger
+    assert {"method": "skeinformer", "n": 2} not in ledger
+    assert {"method": "skeinformer"} not in ledger
+    ledger.add({"method": "skeinformer", "n": 2})
+    assert {"method": "skeinformer", "n": 2} in ledger
+    assert key_of(RECORD, ("n", "other")) == (1024, None)
+
+
+def test_what_is_measured_is_kept_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    assert read_known(path) == []
+    known: list[records.Record] = []
+
+    def measured() -> Iterator[records.Record]:
+        yield RECORD
+        assert read_known(path) == [RECORD]
+        yield {**RECORD, "n": 2}
+
+    append_all(path, known, measured())
+    assert known == read_known(path)
+    assert [r["n"] for r in known] == [1024, 2]
