@@ -20,17 +20,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from skeinformer.compare.contender import parse
 from skeinformer.compare.measure import exact_attention, quartiles, ratio, spectral_error
-from skeinformer.lab.measure.approx import QKV, Case, Input, OnStep, Source, Work, now, stream_seed
+from skeinformer.lab.console import progress
+from skeinformer.lab.measure.approx import QKV, Case, Input, Source, stream_seed
 from skeinformer.lab.measure.approx_time import passes_of
 from skeinformer.lab.measure.pretrained import column_and_value, load_model, load_text, text_values, up_to_tokens
-from skeinformer.lab.measure.speed import spread, timed_rounds
-from skeinformer.lab.records import Record, Value, append, machine, read
+from skeinformer.lab.measure.speed import quartile_fields, timed_rounds
+from skeinformer.lab.measure.work import OnStep, Work, now
+from skeinformer.lab.records import Ledger, Record, Value, append_all, key_of, machine, read_known
 from skeinformer.lab.threads import use_threads
 from skeinformer.registry import check_count
+from studies.command import start
 
 SKEIN = Case(parse("skeinformer"), 256)
 VMEAN = Case(parse("vmean"), None)
@@ -43,7 +47,7 @@ CASE = ("method", "options", "budget")
 SETTING = ("model", "text", "n", "joined", "rows", "seed")  # what a row of the table is about
 ERROR_KEY = (*SETTING, "trial", "weights", "layer", *CASE)
 TIME_KEY = ("model", "n", "joined", "layer", "threads", "processor", *CASE)
-EXACT = 4  # the cost of exact attention in float64, in passes of float32
+FLOAT64_ROWS = 4  # the cost of exact attention in float64, in passes of float32
 STATES = 2000  # the cost of the hidden states of a token, in scores
 
 
@@ -103,7 +107,7 @@ class Place(NamedTuple):
 
     def cost(self, rows: int) -> float:
         """Roughly how long the errors take, in scores computed."""
-        return EXACT * self.n * min(self.n, rows) + sum(case.cost(self.n) for case in CASES)
+        return FLOAT64_ROWS * self.n * min(self.n, rows) + sum(case.cost(self.n) for case in CASES)
 
 
 class Inputs:
@@ -193,7 +197,7 @@ def row_errors(qkv: QKV, num_rows: int, seed: int) -> dict[Case, float]:
 
 def error_records(options: Options, inputs: Inputs, present: Iterable[Record], on_step: OnStep) -> Iterator[Record]:
     """Records of kind "robustness": the error of each case at each place that `present` does not hold."""
-    done = {key_of(record, ERROR_KEY) for record in present if record.get("kind") == "robustness"}
+    done = Ledger(ERROR_KEY, (record for record in present if record.get("kind") == "robustness"))
     common: Record = {**options.common, "kind": "robustness", "started": now(), **machine()}
 
     def about(place: Place, case: Case) -> Record:
@@ -203,7 +207,7 @@ def error_records(options: Options, inputs: Inputs, present: Iterable[Record], o
     places = [
         Place(text, n, trial, weights, layer, joined) for text, n, trial, (weights, layer), joined in product(*sizes)
     ]
-    left = [place for place in places if any(key_of(about(place, case), ERROR_KEY) not in done for case in CASES)]
+    left = [place for place in places if any(about(place, case) not in done for case in CASES)]
     pieces = {place[:3] for place in left}
     work = Work(sum(place.cost(options.rows) for place in left) + sum(STATES * n for _, n, _ in pieces), on_step)
     for place in left:
@@ -227,7 +231,7 @@ def time_records(options: Options, inputs: Inputs, present: Iterable[Record], on
     On the first text, pretrained, layer `time_layer`. `both_ratio` and `forward_ratio` are to Skeinformer's time, round
     by round.
     """
-    done = {key_of(record, TIME_KEY) for record in present if record.get("kind") == "robustness_time"}
+    done = Ledger(TIME_KEY, (record for record in present if record.get("kind") == "robustness_time"))
     common: Record = {**options.common, "kind": "robustness_time", "rounds": options.time_rounds, "started": now()}
     common |= machine()
 
@@ -237,7 +241,7 @@ def time_records(options: Options, inputs: Inputs, present: Iterable[Record], on
     left = [
         (n, joined)
         for n, joined in dict.fromkeys(product(options.lengths, options.joined))
-        if any(key_of(about(n, joined, case), TIME_KEY) not in done for case in CASES)
+        if any(about(n, joined, case) not in done for case in CASES)
     ]
     work = Work(float(sum(n for n, _ in left)), on_step)
     for n, joined in left:
@@ -253,14 +257,9 @@ def time_records(options: Options, inputs: Inputs, present: Iterable[Record], on
         for case in CASES:
             record = {**about(n, joined, case), "heads": qkv[0].shape[1], "head_dim": qkv[0].shape[3]}
             for name, times in seconds.items():
-                record |= spread(name, quartiles(times[str(case)]))
-                record |= spread(f"{name}_ratio", ratio(times[str(case)], times[str(SKEIN)]))
+                record |= quartile_fields(name, quartiles(times[str(case)]))
+                record |= quartile_fields(f"{name}_ratio", ratio(times[str(case)], times[str(SKEIN)]))
             yield record
-
-
-def key_of(record: Record, names: Sequence[str]) -> tuple[Value, ...]:
-    """What a record is about."""
-    return tuple(record.get(name) for name in names)
 
 
 def error_ratios(records: Iterable[Record]) -> dict[tuple[Value, ...], dict[str, list[float]]]:
@@ -336,34 +335,21 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def run(options: Options) -> str:
     """Measure what is missing in the records file and return the table."""
-    from rich.console import Console
-
-    from skeinformer.lab.progress import display
-
     check_options(options)
     use_threads(options.threads)
-    records = read(options.records) if options.records.exists() else []
+    records = read_known(options.records)
     parts = {"errors": error_records, **({"times": time_records} if options.time_rounds else {})}
-    with display(Console(stderr=True, highlight=False)) as begin:
+    with progress(Console(stderr=True, highlight=False)) as begin:
         begin("")("loading the pretrained model", 0.0)
         inputs = Inputs(options, find_texts(options))
         for part, measured in parts.items():
-            for record in measured(options, inputs, tuple(records), begin(part)):
-                append(options.records, record)
-                records.append(record)
+            append_all(options.records, records, measured(options, inputs, tuple(records), begin(part)))
     return table(records, options.time_layer)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table and return the exit status: 2 for what the user can mend, said in one line."""
-    import tyro
-
-    try:
-        print(run(tyro.cli(Options, prog="python -m studies.cluster_robustness", args=arguments)))
-    except (ValueError, OSError) as error:
-        print(f"cluster_robustness: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return start(Options, lambda options: print(run(options)), arguments)
 
 
 if __name__ == "__main__":

@@ -23,21 +23,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer import huggingface
 from skeinformer.compare.measure import interleaved, quartiles, ratio
-from skeinformer.lab.measure.approx import Case, OnStep, Work, now
+from skeinformer.lab.console import plain_table, print_whole, progress
+from skeinformer.lab.measure.approx import Case
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, load_texts, long_positions, up_to_tokens
-from skeinformer.lab.measure.speed import spread
-from skeinformer.lab.records import Record, machine, read
+from skeinformer.lab.measure.speed import quartile_fields
+from skeinformer.lab.measure.work import OnStep, Work, now, silent
+from skeinformer.lab.records import Ledger, Record, append_all, key_of, machine, read_known
+from skeinformer.lab.threads import use_threads
 from skeinformer.registry import check_count
-from studies.switched import EXACT, cases_of, shown_name, switch
+from studies.command import start
+from studies.switched import EXACT_CASE, cases_of, shown_name, switch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from rich.console import Console
 
     Array = NDArray[np.float32]
 
@@ -111,22 +115,18 @@ class Source(NamedTuple):
         return F.normalize(states[0].mean(0), dim=0)
 
 
-def run_embeddings(options: Embeddings, console: "Console | None" = None) -> Path:
+def run_embeddings(options: Embeddings, console: Console | None = None) -> Path:
     """Measure what is missing in the records file, print a table, and return the path of the file."""
-    from rich.console import Console
-
-    from skeinformer.lab.threads import use_threads
-    from studies.command import gather, progress
-
     console = console or Console(highlight=False)
     cases = make_cases(options)
     use_threads(options.threads)
-    known = read(options.records) if options.records.exists() else []
-    with progress(console) as on_step:
+    known = read_known(options.records)
+    with progress(console) as begin:
+        on_step = begin("")
         on_step("loading the model and the texts", 0.0)
         source = load_source(options)
         try:
-            gather(options.records, known, embedding_records(options, source, cases, known, on_step))
+            append_all(options.records, known, embedding_records(options, source, cases, known, on_step))
         finally:
             source.pretrained.model.set_attn_implementation("sdpa")
     show(options, source, cases, known, console)
@@ -142,7 +142,7 @@ def make_cases(options: Embeddings) -> list[Case]:
     for name, values in {**counts, "length": (options.length,)}.items():
         for value in values:
             check_count(name, value, at_least={"passages": 2, "length": 3}.get(name, 1))
-    return [case for case in cases_of(options.methods, options.budgets) if case != EXACT]
+    return [case for case in cases_of(options.methods, options.budgets) if case != EXACT_CASE]
 
 
 def load_source(options: Embeddings) -> Source:
@@ -192,18 +192,18 @@ def embedding_records(
     source: Source,
     cases: Sequence[Case],
     known: Iterable[Record] = (),
-    on_step: OnStep = lambda detail, done: None,
+    on_step: OnStep = silent,
 ) -> Iterator[Record]:
     """A Record of kind "embeddings" for exact attention and each case that `known` does not hold.
 
     First all embeddings, kept in the cache; then the times, all methods in the same rounds.
     """
     common, digests = common_fields(options, source), source.digests
-    done = {key_of(record) for record in known if record.get("kind") == "embeddings"}
-    left = [case for case in (EXACT, *cases) if key_of({**common, **case.fields}) not in done]
+    done = Ledger(KEYS, (record for record in known if record.get("kind") == "embeddings"))
+    left = [case for case in (EXACT_CASE, *cases) if {**common, **case.fields} not in done]
     if not left:
         return
-    field = list(dict.fromkeys((EXACT, *left)))
+    field = list(dict.fromkeys((EXACT_CASE, *left)))
     stores = {case: store_path(options, source, case) for case in field}
     found = {case: load_rows(path, source) for case, path in stores.items()}
     missing = {case: [i for i, digest in enumerate(digests) if digest not in rows] for case, rows in found.items()}
@@ -226,9 +226,9 @@ def embedding_records(
             "kind": "embeddings",
             **common,
             **case.fields,
-            **compare(rows[case], rows[EXACT]),
-            **spread("seconds", quartiles(seconds[str(case)])),
-            **spread("ratio", ratio(seconds[str(case)], seconds[str(EXACT)])),
+            **nearness(rows[case], rows[EXACT_CASE]),
+            **quartile_fields("seconds", quartiles(seconds[str(case)])),
+            **quartile_fields("ratio", ratio(seconds[str(case)], seconds[str(EXACT_CASE)])),
             "rounds": options.rounds,
             "started": now(),
             **machine(),
@@ -253,7 +253,7 @@ def time_passages(
     return interleaved({str(case): partial(run, case) for case in field}, options.rounds, on_round=on_round)
 
 
-def compare(rows: "Array", exact: "Array") -> Record:
+def nearness(rows: "Array", exact: "Array") -> Record:
     """Cosines with the exact embeddings, and the share of the nearest neighbours that are the same."""
     cosine = np.sum(rows.astype(np.float64) * exact, axis=1)  # both have length 1
     result: Record = {"cosine": float(cosine.mean()), "cosine_min": float(cosine.min())}
@@ -289,15 +289,10 @@ def common_fields(options: Embeddings, source: Source) -> Record:
     }
 
 
-def key_of(record: Record) -> tuple[object, ...]:
-    """What a record is about."""
-    return tuple(record.get(name) for name in KEYS)
-
-
 def store_path(options: Embeddings, source: Source, case: Case) -> Path:
     """The file of a case's embeddings. Its name depends on all that they depend on but the passages."""
     folder = options.cache or options.records.parent / "cache"
-    about = [source.model_digest, case.contender.spec, case.budget, case != EXACT and options.seed]
+    about = [source.model_digest, case.contender.spec, case.budget, case != EXACT_CASE and options.seed]
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
     return folder / f"{case.contender.method}-{case.budget or 'all'}-{digest}.npy"
 
@@ -335,29 +330,21 @@ def row_dtype(width: int) -> "np.dtype[np.void]":
 
 
 def show(
-    options: Embeddings, source: Source, cases: Sequence[Case], records: Sequence[Record], console: "Console"
+    options: Embeddings, source: Source, cases: Sequence[Case], records: Sequence[Record], console: Console
 ) -> None:
     """Print a row for each case."""
-    from rich import box
-    from rich.table import Table
-
-    from studies.command import print_whole
-
     common = common_fields(options, source)
-    found = {key_of(record): record for record in records if record.get("kind") == "embeddings"}
+    found = {key_of(record, KEYS): record for record in records if record.get("kind") == "embeddings"}
     title = f"{options.passages} passages of {options.length:,} tokens; means over passages, medians of rounds"
-    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("method", "d", "cosine", "least", "recall@1", "recall@10", "time / exact"):
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-    for case in (EXACT, *cases):
-        if record := found.get(key_of({**common, **case.fields})):
+    headings = ("method", "d", "cosine", "least", "recall@1", "recall@10", "time / exact")
+    rows = []
+    for case in (EXACT_CASE, *cases):
+        if record := found.get(key_of({**common, **case.fields}, KEYS)):
             names = ("cosine", "cosine_min", "recall_1", "recall_10", "ratio")
             values = (f"{float(record[name] or 0):.3f}" for name in names)
-            table.add_row(case.contender.label, str(case.budget or ""), *values)
-    print_whole(console, table)
+            rows.append((case.contender.label, str(case.budget or ""), *values))
+    print_whole(console, plain_table(headings, rows, title=title))
 
 
 if __name__ == "__main__":
-    from studies.command import start
-
     sys.exit(start(Embeddings, run_embeddings))

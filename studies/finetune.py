@@ -19,24 +19,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer import huggingface
 from skeinformer.compare.measure import Quartiles, interleaved, quartiles, ratio
 from skeinformer.kernels.rows import masked_mean
-from skeinformer.lab.measure.approx import Case, OnStep, Work, now
+from skeinformer.lab.console import plain_table, print_whole, progress
+from skeinformer.lab.measure.approx import Case
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, long_positions, self_attention
-from skeinformer.lab.measure.speed import spread
-from skeinformer.lab.records import Record, machine, read
+from skeinformer.lab.measure.speed import quartile_fields
+from skeinformer.lab.measure.work import OnStep, Work, now, silent
+from skeinformer.lab.records import Ledger, Record, append_all, key_of, machine, read_known
+from skeinformer.lab.threads import use_threads
 from skeinformer.registry import check_count, check_number
-from studies.switched import EXACT, cases_of, shown_name, switch
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from studies.command import start
+from studies.switched import EXACT_CASE, cases_of, shown_name, switch
 
 SPLITS = ("train", "test")
 KEYS = (
@@ -132,23 +134,19 @@ class Classifier(nn.Module):
         return logits
 
 
-def run_finetune(options: Finetune, console: "Console | None" = None) -> Path:
+def run_finetune(options: Finetune, console: Console | None = None) -> Path:
     """Measure what is missing in the records file, print a table, and return the path of the file."""
-    from rich.console import Console
-
-    from skeinformer.lab.threads import use_threads
-    from studies.command import gather, progress
-
     console = console or Console(highlight=False)
     cases = make_cases(options)
     use_threads(options.threads)
-    known = read(options.records) if options.records.exists() else []
-    with progress(console) as on_step:
+    known = read_known(options.records)
+    with progress(console) as begin:
+        on_step = begin("")
         on_step("loading the model and the reviews", 0.0)
         pretrained = load_model(options.model)
         data = load_data(options, pretrained)
         huggingface.register()
-        gather(options.records, known, finetune_records(options, pretrained, data, cases, known, on_step))
+        append_all(options.records, known, finetune_records(options, pretrained, data, cases, known, on_step))
     show(options, cases, known, console)
     return options.records
 
@@ -222,20 +220,17 @@ def finetune_records(
     data: Data,
     cases: Sequence[Case],
     known: Iterable[Record] = (),
-    on_step: OnStep = lambda detail, done: None,
+    on_step: OnStep = silent,
 ) -> Iterator[Record]:
     """A Record of kind "finetune" for each seed and case that `known` does not hold."""
     common = common_fields(options)
-    done = {key_of(record) for record in known if record.get("kind") == "finetune"}
+    done = Ledger(KEYS, (record for record in known if record.get("kind") == "finetune"))
     left = [
-        (seed, case)
-        for seed in options.seeds
-        for case in cases
-        if key_of({**common, "seed": seed, **case.fields}) not in done
+        (seed, case) for seed in options.seeds for case in cases if {**common, "seed": seed, **case.fields} not in done
     ]
     if not left:
         return
-    field = list(dict.fromkeys((EXACT, *(case for _, case in left))))
+    field = list(dict.fromkeys((EXACT_CASE, *(case for _, case in left))))
     training = BACKWARD * options.steps * options.batch
     work = Work(
         (options.rounds + 1) * BACKWARD * options.batch * len(field) + len(left) * (training + options.test_examples),
@@ -258,8 +253,8 @@ def finetune_records(
             "mean_tokens": float(data.train.mask.sum(1).double().mean()),
             "loss": sum(last) / len(last),
             "seconds": spent,
-            **spread("step_seconds", seconds[case][0]),
-            **spread("ratio", seconds[case][1]),
+            **quartile_fields("step_seconds", seconds[case][0]),
+            **quartile_fields("ratio", seconds[case][1]),
             "rounds": options.rounds,
             "started": now(),
             **machine(),
@@ -274,7 +269,7 @@ def time_steps(
     cost = BACKWARD * options.batch * len(field)
     runs: dict[str, Callable[[], object]] = {}
     for case in field:
-        classifier, step = prepare(options, pretrained, case, 0)
+        classifier, step = start_training(options, pretrained, case, 0)
         classifier.train()
         runs[str(case)] = partial(step, batch)
 
@@ -283,11 +278,11 @@ def time_steps(
 
     work.step(f"times of a step: round 1 of {options.rounds}", cost)
     seconds = interleaved(runs, options.rounds, on_round=on_round)
-    exact = seconds[str(EXACT)]
+    exact = seconds[str(EXACT_CASE)]
     return {case: (quartiles(seconds[str(case)]), ratio(seconds[str(case)], exact)) for case in field}
 
 
-def prepare(
+def start_training(
     options: Finetune, pretrained: Pretrained, case: Case, seed: int
 ) -> tuple[Classifier, Callable[[Reviews], float]]:
     """The classifier at its start, and a step of training that returns the loss."""
@@ -321,7 +316,7 @@ def train(
     options: Finetune, pretrained: Pretrained, reviews: Reviews, case: Case, seed: int, work: Work, place: str
 ) -> tuple[Classifier, list[float], float]:
     """The trained classifier, the loss of every step, and the seconds that the steps took."""
-    classifier, step = prepare(options, pretrained, case, seed)
+    classifier, step = start_training(options, pretrained, case, seed)
     classifier.train()
     source, order = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.long)
     history, spent = [], 0.0
@@ -363,33 +358,20 @@ def common_fields(options: Finetune) -> Record:
     }
 
 
-def key_of(record: Record) -> tuple[object, ...]:
-    """What a record is about."""
-    return tuple(record.get(name) for name in KEYS)
-
-
-def show(options: Finetune, cases: Sequence[Case], records: Sequence[Record], console: "Console") -> None:
+def show(options: Finetune, cases: Sequence[Case], records: Sequence[Record], console: Console) -> None:
     """Print a row for each seed and case."""
-    from rich import box
-    from rich.table import Table
-
-    from studies.command import print_whole
-
     common = common_fields(options)
-    found = {key_of(record): record for record in records if record.get("kind") == "finetune"}
+    found = {key_of(record, KEYS): record for record in records if record.get("kind") == "finetune"}
     title = f"n = {options.length:,}, {options.steps} steps of {options.batch}, {options.test_examples} test reviews"
-    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("method", "d", "seed", "accuracy", "training, s", "step / exact"):
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    headings = ("method", "d", "seed", "accuracy", "training, s", "step / exact")
+    rows = []
     for case in cases:
         for seed in options.seeds:
-            if record := found.get(key_of({**common, "seed": seed, **case.fields})):
+            if record := found.get(key_of({**common, "seed": seed, **case.fields}, KEYS)):
                 values = (f"{float(record[name] or 0):.3f}" for name in ("test_accuracy", "seconds", "ratio"))
-                table.add_row(case.contender.label, str(case.budget or ""), str(seed), *values)
-    print_whole(console, table)
+                rows.append((case.contender.label, str(case.budget or ""), str(seed), *values))
+    print_whole(console, plain_table(headings, rows, title=title))
 
 
 if __name__ == "__main__":
-    from studies.command import start
-
     sys.exit(start(Finetune, run_finetune))

@@ -5,13 +5,13 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from skeinformer.compare.record import Record, Value, machine
 
-__all__ = ["Record", "Value", "append", "check", "machine", "read"]
+__all__ = ["Ledger", "Record", "Value", "append", "append_all", "check", "key_of", "machine", "read", "read_known"]
 
 
 def append(path: Path | str, record: Record) -> None:
@@ -37,6 +37,38 @@ def read(paths: Path | str | Iterable[Path | str]) -> list[Record]:
     if isinstance(paths, str | Path):
         paths = [paths]
     return [record for path in paths for record in _read_file(Path(path))]
+
+
+def read_known(path: Path) -> list[Record]:
+    """The Records of a file that may not be there yet."""
+    return read(path) if path.exists() else []
+
+
+def append_all(path: Path, known: list[Record], found: Iterable[Record]) -> None:
+    """Append each record to the file, and to what is known, as soon as it is measured."""
+    for record in found:
+        append(path, record)
+        known.append(record)
+
+
+def key_of(record: Mapping[str, Value], names: Sequence[str]) -> tuple[Value, ...]:
+    """What a record is about: its values of these fields, None for a missing one."""
+    return tuple(record.get(name) for name in names)
+
+
+class Ledger:
+    """What is measured already, by the fields that tell one measurement from another: `settings in ledger`."""
+
+    def __init__(self, names: Sequence[str], records: Iterable[Mapping[str, Value]] = ()) -> None:
+        self.names = names
+        self.keys = {key_of(record, names) for record in records}
+
+    def __contains__(self, record: Mapping[str, Value]) -> bool:
+        return key_of(record, self.names) in self.keys
+
+    def add(self, record: Mapping[str, Value]) -> None:
+        """It is measured now."""
+        self.keys.add(key_of(record, self.names))
 
 
 def check(record: object) -> Record:

@@ -1,6 +1,7 @@
 """Records: one flat JSON line each, safe to append to and to read after a crash."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from skeinformer.lab import records
-from skeinformer.lab.records import append, read
+from skeinformer.lab.records import Ledger, append, append_all, key_of, read, read_known
 
 RECORD: records.Record = {"method": "skeinformer", "n": 1024, "error": 0.25, "exact": False, "note": None}
 
@@ -91,3 +92,28 @@ def test_concurrent_writers_do_not_mix_lines(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: append(path, {"i": i, "long": long}), range(100)))
     assert sorted(record["i"] for record in read(path)) == list(range(100))  # type: ignore[type-var]
+
+
+def test_a_ledger_knows_what_was_measured_by_the_fields_that_tell(tmp_path: Path) -> None:
+    ledger = Ledger(("method", "n"), [RECORD])
+    assert {"method": "skeinformer", "n": 1024, "error": 0.5} in ledger
+    assert {"method": "skeinformer", "n": 2} not in ledger
+    assert {"method": "skeinformer"} not in ledger
+    ledger.add({"method": "skeinformer", "n": 2})
+    assert {"method": "skeinformer", "n": 2} in ledger
+    assert key_of(RECORD, ("n", "other")) == (1024, None)
+
+
+def test_what_is_measured_is_kept_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    assert read_known(path) == []
+    known: list[records.Record] = []
+
+    def measured() -> Iterator[records.Record]:
+        yield RECORD
+        assert read_known(path) == [RECORD]
+        yield {**RECORD, "n": 2}
+
+    append_all(path, known, measured())
+    assert known == read_known(path)
+    assert [r["n"] for r in known] == [1024, 2]

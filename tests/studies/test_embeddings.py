@@ -23,7 +23,7 @@ from skeinformer.lab.records import check, read
 from studies import embeddings
 from studies.command import start
 from studies.embeddings import (
-    EXACT,
+    EXACT_CASE,
     Embeddings,
     cut_passages,
     digest_model,
@@ -89,7 +89,7 @@ def test_an_embedding_is_the_mean_of_the_last_states_with_positions_that_begin_a
         positions = torch.arange(150)[None] % 96
         states = model(input_ids=source.tokens[3:4], position_ids=positions).last_hidden_state
     expected = torch.nn.functional.normalize(states.mean(1), dim=-1)[0]
-    torch.testing.assert_close(source.embed(EXACT, 3), expected)
+    torch.testing.assert_close(source.embed(EXACT_CASE, 3), expected)
     with huggingface.watch() as layers:
         sketched = source.embed(make_cases(options)[0], 3)
     assert layers == {"sketched": 2}
@@ -165,7 +165,7 @@ def test_a_run_is_continued_and_extended(options: Embeddings, monkeypatch: pytes
     rows = list(embedding_records(options, source, cases))
     computed = embedded[: 7 * 6 - 10]
     assert len(set(computed)) == len(computed)
-    assert (str(EXACT), 0) not in computed
+    assert (str(EXACT_CASE), 0) not in computed
     assert (str(cases[0]), 3) == computed[0]
     # nothing is left to do; with more passages only the new ones are embedded
     assert list(embedding_records(options, source, cases, rows)) == []
@@ -182,10 +182,10 @@ def test_embeddings_are_kept_apart(options: Embeddings) -> None:
         store_path(options, source, second),
         store_path(replace(options, seed=1), source, first),
         store_path(options, source._replace(model_digest="another"), first),
-        store_path(options, source, EXACT),
+        store_path(options, source, EXACT_CASE),
     }
     assert len(paths) == 5
-    assert store_path(options, source, EXACT) == store_path(replace(options, seed=1), source, EXACT)
+    assert store_path(options, source, EXACT_CASE) == store_path(replace(options, seed=1), source, EXACT_CASE)
 
 
 def test_a_changed_text_is_embedded_again(options: Embeddings) -> None:
@@ -220,7 +220,7 @@ def test_another_model_in_the_same_folder_is_another(options: Embeddings) -> Non
 
 def test_a_broken_file_of_embeddings_is_named(options: Embeddings) -> None:
     source = load_source(options)
-    path = store_path(options, source, EXACT)
+    path = store_path(options, source, EXACT_CASE)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x93NUMPY\x01\x00")
     with pytest.raises(ValueError, match=rf"{path.name} is not a whole file of embeddings; delete it"):

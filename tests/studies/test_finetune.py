@@ -27,8 +27,8 @@ from studies.finetune import (
     finetune_records,
     load_data,
     make_cases,
-    prepare,
     run_finetune,
+    start_training,
 )
 from tests.huggingface.models import WORDS, save_bert
 
@@ -109,7 +109,7 @@ def test_padding_and_dropout_do_not_enter_a_classifier(options: Finetune) -> Non
 def test_methods_start_from_the_same_weights(options: Finetune) -> None:
     huggingface.register()
     pretrained = load_model(options.model)
-    first, second = (prepare(options, pretrained, case, 3)[0] for case in make_cases(options)[:2])
+    first, second = (start_training(options, pretrained, case, 3)[0] for case in make_cases(options)[:2])
     for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 

@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import offer, parse_all
+from skeinformer.lab.console import plain_table, print_whole, progress, say
 from skeinformer.lab.files import write_whole
-from skeinformer.lab.measure.approx import Experiment, cases, compact, error_records, key_of, load_source, summarize
-from skeinformer.lab.measure.approx_time import time_key, time_records
+from skeinformer.lab.measure.approx import KEYS, Experiment, cases, compact, error_records, load_source, summarize
+from skeinformer.lab.measure.approx_time import TIME_KEYS, time_records
 from skeinformer.lab.measure.pretrained import WEIGHTS, column_and_value
-from skeinformer.lab.progress import display
-from skeinformer.lab.records import Record, append, read
-from skeinformer.lab.report.format import number, spread
+from skeinformer.lab.records import Record, append_all, key_of, read_known
+from skeinformer.lab.report.format import number, with_error
 from skeinformer.lab.threads import use_threads
 from skeinformer.sketch import SKETCHES
 
@@ -102,20 +99,18 @@ def run_approx(options: Approx, console: Console | None = None) -> Path:
     console = console or Console(highlight=False)
     experiment = as_experiment(options)
     use_threads(options.threads)
-    records = read(options.records) if options.records.exists() else []
+    records = read_known(options.records)
     parts = {"errors": error_records} if options.only != "time" else {}
     if options.only != "errors" and options.time_rounds:
         parts["times"] = time_records
     if not parts:
         raise ValueError("only the time is asked for, in 0 rounds; give more time_rounds")
-    with display(console) as begin:
+    with progress(console) as begin:
         begin("")("loading the pretrained model and the text", 0.0)
         source = load_source(experiment, options.trials if "errors" in parts else 1)
         for i, (part, measured) in enumerate(parts.items(), start=1):
             step = begin(f"{i} of {len(parts)}: {part}" if len(parts) > 1 else part)
-            for record in measured(experiment, source, tuple(records), step):
-                append(options.records, record)
-                records.append(record)
+            append_all(options.records, records, measured(experiment, source, tuple(records), step))
             step("done", 1.0)
     show(experiment, records, console)
     if options.summary is not None:
@@ -168,39 +163,29 @@ def show(experiment: Experiment, records: Sequence[Record], console: Console) ->
     """Print the table, and what was left out and why."""
     rows = list(result_rows(experiment, records))
     if rows:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for heading in HEADINGS:
-            table.add_column(heading, justify="left" if heading in ("weights", "method") else "right", no_wrap=True)
-        last = rows[0][:3]
-        for row in rows:
-            if row[:3] != last:
-                table.add_section()
-            last = row[:3]
-            table.add_row(*map(Text, row))
-        console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
-        console.print(table)
+        print_whole(console, plain_table(HEADINGS, rows, sections=3))
         note = "Spectral error |BV - R|_2 / |BV|_2: mean and standard error over trials, each of all heads."
         console.print(note, soft_wrap=True)
     about = {(n, contender.label) for n, contender in product(experiment.lengths, experiment.contenders)}
     skipped = [r for r in records if r.get("kind") == "approx_skipped" and (r.get("n"), r.get("label")) in about]
     for label, part, reason in dict.fromkeys((r["label"], r["part"], r["reason"]) for r in skipped):
-        console.print(f"Not measured, {part} of {label}: {reason}", markup=False, soft_wrap=True)
+        say(console, f"Not measured, {part} of {label}: {reason}")
 
 
 def result_rows(experiment: Experiment, records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     """A row of text for each input and contender at the greatest d, in the order of HEADINGS."""
-    summaries = {key_of(record): record for record in summarize(records)}
-    times = {time_key(record): record for record in records if record.get("kind") == "approx_time"}
+    summaries = {key_of(record, KEYS): record for record in summarize(records)}
+    times = {key_of(record, TIME_KEYS): record for record in records if record.get("kind") == "approx_time"}
     largest = max(experiment.budgets)
     for n, weights, layer in product(experiment.lengths, experiment.weights, experiment.layers):
         for case in cases(experiment):
             if case.budget not in (None, largest):
                 continue
             keys: Record = {**experiment.common, **case.fields, "n": n, "weights": weights, "layer": layer}
-            error = summaries.get(key_of(keys), {})
+            error = summaries.get(key_of(keys, KEYS), {})
             # the times of the first layer serve all: they depend on sizes alone
             keys |= {"layer": experiment.layers[0], "batch": 1, "threads": torch.get_num_threads()}
-            time = times.get(time_key(keys), {})
+            time = times.get(key_of(keys, TIME_KEYS), {})
             if error or time:
                 yield (
                     f"{n:,}",
@@ -209,6 +194,6 @@ def result_rows(experiment: Experiment, records: Sequence[Record]) -> Iterator[t
                     case.contender.label,
                     str(case.budget or ""),
                     str(error.get("trials", "")),
-                    spread(error.get("spectral_relative"), error.get("spectral_relative_se")),
+                    with_error(error.get("spectral_relative"), error.get("spectral_relative_se")),
                     number(time.get("forward_ratio")),
                 )

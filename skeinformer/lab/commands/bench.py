@@ -2,30 +2,26 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
-from rich import box
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from skeinformer.compare.contender import offer
+from skeinformer.lab.console import Filling, filling, plain_table
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.speed import (
+    IDENTITY,
     bench_records,
     contender_entry,
     crossover,
     default_contenders,
     growth_exponent,
-    identity,
 )
-from skeinformer.lab.records import Record, append, read
+from skeinformer.lab.records import Record, Value, append, key_of, read, read_known
 from skeinformer.lab.report.format import between, count, label, number, percent, real, required, seconds, size
 from skeinformer.lab.threads import with_threads
 from skeinformer.registry import check_count
@@ -88,38 +84,32 @@ def command(options: Bench) -> None:
     print(run_bench(options), flush=True)
 
 
-class Display(Protocol):
-    """What shows the progress of a run."""
-
-    def step(self, stage: str, detail: str, done: float) -> None: ...
-
-    def row(self, record: Record) -> None: ...
-
-    def note(self, what: str, reason: str) -> None: ...
-
-
 def run_bench(options: Bench, console: Console | None = None) -> Path:
     """Measure what is missing in the records file, print what came out, and return the path of the file."""
     console = console or Console(highlight=False)
     options.records.parent.mkdir(parents=True, exist_ok=True)  # fails before anything is measured
-    known = read(options.records) if options.records.exists() else []
+    known = read_known(options.records)
     measured = []
-    with with_threads(options.threads), _display(console) as display:
+    with with_threads(options.threads), filling(console, tables, line, key=_identity) as display:
         for record in measure(options, () if options.again else known, display):
             _save(options.records, record, known if options.again else ())
             measured.append(record)
             display.row(record)
     if not measured:
         console.print("Nothing was measured: the records hold it all, or it was left out. --again measures anew.")
-    fresh = {identity(record) for record in measured}
-    bench = [r for r in (*known, *measured) if r.get("kind") == "bench" and (r in measured or identity(r) not in fresh)]
+    latest = {_identity(record): record for record in (*known, *measured)}
+    bench = [record for record in latest.values() if record.get("kind") == "bench"]
     if bench and not (options.peers or options.step):
         show_growth(bench, console)
     return options.records
 
 
-def measure(options: Bench, known: Sequence[Record], display: Display) -> Iterator[Record]:
+def measure(options: Bench, known: Sequence[Record], display: Filling) -> Iterator[Record]:
     """The records that the options ask for and that are not known."""
+
+    def on_skip(what: str, reason: str) -> None:
+        display.note(f"Left out: {what}: {' '.join(reason.split())}")
+
     check_count("budget", options.budget)
     if options.contenders is not None:
         offer(options.contenders)
@@ -138,7 +128,7 @@ def measure(options: Bench, known: Sequence[Record], display: Display) -> Iterat
                 rounds=options.rounds,
                 known=known,
                 on_step=display.step,
-                on_skip=display.note,
+                on_skip=on_skip,
             )
     contenders = [] if options.peers and not options.step else default_contenders(options.methods, options.pilots)
     if options.step:
@@ -172,7 +162,7 @@ def measure(options: Bench, known: Sequence[Record], display: Display) -> Iterat
         seed=options.seed,
         known=known,
         on_step=display.step,
-        on_skip=display.note,
+        on_skip=on_skip,
     )
 
 
@@ -204,15 +194,11 @@ COLUMNS: dict[str, Columns] = {
     "bench_step": {**TIME, "Standard / its time": _ratio, **MEMORY},
 }
 GROWTH = ("mode", "method", "faster from n =", "exponent")
-WORDS = ("mode", "method", "peer")
 
 
 def show_growth(records: Sequence[Record], console: Console) -> None:
     """Print from which length each method is faster than SDPA, and how its time grows between the greatest lengths."""
-    table = _empty_table(GROWTH)
-    for row in growth_rows(records):
-        table.add_row(*map(Text, row))
-    console.print(table)
+    console.print(plain_table(GROWTH, growth_rows(records), broken="method"))
 
 
 def growth_rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
@@ -236,92 +222,27 @@ def growth_rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
         yield str(rows[0]["mode"]), label(rows[0]), overtakes, exponent
 
 
-class LiveDisplay:
-    """A table that fills row by row above a progress bar."""
-
-    def __init__(self, live: Live) -> None:
-        self.live = live
-        self.rows: list[Record] = []
-        self.progress = Progress(
-            BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
-        )
-        self.task = self.progress.add_task("", total=1.0)
-
-    def step(self, stage: str, detail: str, done: float) -> None:
-        self.progress.update(self.task, description=f"{stage}: {detail}", completed=done)
-        self.show()
-
-    def row(self, record: Record) -> None:
-        self.rows.append(record)
-        self.show()
-
-    def note(self, what: str, reason: str) -> None:
-        self.live.console.print(_left_out(what, reason), markup=False)
-
-    def show(self) -> None:
-        self.live.update(Group(*tables(self.rows), self.progress), refresh=True)
-
-
-class PlainDisplay:
-    """A line at the start of every stage and for every record, for logs and pipes."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.stage = ""
-
-    def step(self, stage: str, detail: str, done: float) -> None:
-        if stage != self.stage:
-            self.stage = stage
-            self.console.print(f"{stage}: {detail}", markup=False, soft_wrap=True)
-
-    def row(self, record: Record) -> None:
-        values = ((name, show(record)) for name, show in COLUMNS[str(record["kind"])].items() if name != "method")
-        line = f"  {label(record)}: " + ", ".join(f"{name} {value}" for name, value in values if value)
-        self.console.print(line, markup=False, soft_wrap=True)
-
-    def note(self, what: str, reason: str) -> None:
-        self.console.print(_left_out(what, reason), markup=False, soft_wrap=True)
-
-
 def tables(records: Iterable[Record]) -> Iterator[Table]:
     """A table for each kind of record, with a line between lengths and modes."""
     for kind, group in groupby(records, key=lambda r: str(r["kind"])):
-        table = _empty_table(tuple(COLUMNS[kind]))
-        last = None
-        for record in group:
-            place = (record.get("n"), record.get("mode"))
-            if last not in (None, place):
-                table.add_section()
-            last = place
-            table.add_row(*(Text(show(record)) for show in COLUMNS[kind].values()))
-        yield table
+        columns = COLUMNS[kind]
+        rows = [[show(record) for show in columns.values()] for record in group]
+        yield plain_table(columns, rows, sections=list(columns).index("method"), broken="method")
 
 
-def _empty_table(headings: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in WORDS else "right", no_wrap=heading != "method")
-    return table
+def line(record: Record) -> str:
+    """A record in one line."""
+    values = ((name, show(record)) for name, show in COLUMNS[str(record["kind"])].items() if name != "method")
+    return f"  {label(record)}: " + ", ".join(f"{name} {value}" for name, value in values if value)
 
 
-def _left_out(what: str, reason: str) -> str:
-    return f"Left out: {what}: {' '.join(reason.split())}"
+def _identity(record: Record) -> tuple[Value, ...]:
+    return key_of(record, IDENTITY)
 
 
 def _save(path: Path, record: Record, replaced: Sequence[Record]) -> None:
     """Append the record; where `replaced` has another of the same measurement, in its place."""
-    if any(identity(old) == identity(record) for old in replaced):
-        kept = [old for old in read(path) if identity(old) != identity(record)]
+    if any(_identity(old) == _identity(record) for old in replaced):
+        kept = [old for old in read(path) if _identity(old) != _identity(record)]
         write_whole("".join(json.dumps(old, ensure_ascii=False) + "\n" for old in kept), path)
     append(path, record)
-
-
-@contextmanager
-def _display(console: Console) -> Iterator[Display]:
-    if not console.is_terminal:
-        yield PlainDisplay(console)
-        return
-    with Live(console=console, refresh_per_second=4) as live:
-        display = LiveDisplay(live)
-        yield display
-        live.update(Group(*tables(display.rows)))

@@ -23,7 +23,8 @@ from skeinformer.lab.measure.pretrained import (
     long_positions,
     position_embedding,
 )
-from skeinformer.lab.records import Record, append, read
+from skeinformer.lab.records import Record, append, read_known
+from skeinformer.lab.threads import use_threads
 from skeinformer.registry import check_count
 
 SAME = ("model", "text", "n", "method", "options", "budget", "tolerance", "seed", "rounds", "threads")
@@ -70,14 +71,12 @@ def command(options: Compare) -> None:
 def run_compare(options: Compare, console: Console | None = None) -> Path:
     """Compare what the records file does not hold yet, print a table for each method, and return the file's path."""
     console = console or Console(highlight=False)
-    if options.threads is not None:
-        check_count("threads", options.threads)
-        torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     if not options.methods:
         raise ValueError("methods is empty; give at least one")
     contenders = parse_all(options.methods)
     check_count("length", options.length)
-    known = read(options.records) if options.records.exists() else []
+    known = read_known(options.records)
     with _steps(console) as step:
         step("loading the model and the text")
         pretrained = load_any_model(options.model)

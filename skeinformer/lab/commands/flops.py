@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from skeinformer.compare.contender import offer
+from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.measure.flops import flop_records
 from skeinformer.lab.records import Record, Value
 
@@ -50,49 +50,28 @@ def command(options: Flops) -> None:
         return
     with Console(stderr=True).status("counting"):
         table = flops_table(list(records), options)
-    console = Console(highlight=False)
-    console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
-    console.print(table)
+    print_whole(Console(highlight=False), table)
 
 
 def flops_table(records: Sequence[Record], options: Flops) -> Table:
     """Millions of multiply-adds, a section for each length."""
-    table = Table(
-        title=f"millions of multiply-adds per head, d = {options.budget}, p = {options.head_dim}",
-        title_style="",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    titles = [
-        "n",
-        "method",
-        "forward",
-        *(["with backward"] if options.backward else []),
-        "paper's term",
-        "paper",
-        "ratio",
+    both = ("with backward",) if options.backward else ()
+    headings = ("n", "method", "forward", *both, "paper's term", "paper", "ratio")
+    title = f"millions of multiply-adds per head, d = {options.budget}, p = {options.head_dim}"
+    return plain_table(headings, [_cells(record, options.backward) for record in records], sections=1, title=title)
+
+
+def _cells(record: Record, backward: bool) -> list[str]:
+    ratio = record["ratio"]
+    return [
+        f"{record['n']:,}",
+        str(record["method"]),
+        _millions(record["multiply_adds"]),
+        *([_millions(record["multiply_adds_with_backward"])] if backward else []),
+        str(record["paper_term"] or ""),
+        _millions(record["paper"]),
+        f"{ratio:.3f}" if isinstance(ratio, float) else "",
     ]
-    for title in titles:
-        table.add_column(title, justify="left" if title in ("method", "paper's term") else "right", no_wrap=True)
-    last = None
-    for record in records:
-        if last is not None and record["n"] != last:
-            table.add_section()
-        last = record["n"]
-        both = [_millions(record["multiply_adds_with_backward"])] if options.backward else []
-        ratio = record["ratio"]
-        table.add_row(
-            f"{record['n']:,}",
-            str(record["method"]),
-            _millions(record["multiply_adds"]),
-            *both,
-            str(record["paper_term"] or ""),
-            _millions(record["paper"]),
-            f"{ratio:.3f}" if isinstance(ratio, float) else "",
-        )
-    return table
 
 
 def _millions(count: Value) -> str:

@@ -30,7 +30,7 @@ from skeinformer.lab.lra.prepare import ListOps, Pathfinder, prepare_store
 from skeinformer.lab.lra.snakes import PathfinderSettings
 from skeinformer.lab.lra.store import META, open_store
 from skeinformer.lab.records import Record, Value, append, read
-from skeinformer.lab.training.job import BAG_OF_TOKENS, RECORDS, identity, job_of, recipe_of, result_of, store_of
+from skeinformer.lab.training.job import BAG_OF_TOKENS, RECORDS, job_of, recipe_of, result_of, run_fields, store_of
 from skeinformer.lab.training.options import Lra, Overrides, Train
 from skeinformer.registry import check_count
 
@@ -125,7 +125,7 @@ def trainings(options: Lra) -> Iterator[Train]:
 
 def make_cell(train: Train, out: Path) -> Cell:
     """A cell with its folder; an option that is wrong is a ValueError here, before anything runs."""
-    known = identity(job_of(train))
+    known = run_fields(job_of(train))
     parts = [str(known[name]) for name in ("recipe", "task", "method", "options", "overrides")]
     parts += [train.memory_budget or "", "" if train.precision == "float32" else train.precision]
     name = "-".join(part for part in (*parts, f"seed{train.seed}") if part)
@@ -221,7 +221,7 @@ def fail(cell: Cell, status: int) -> None:
     else:
         reason = said[-1].removeprefix("skein: ") if said else f"exit status {status} without a message"
     cell.state, cell.detail = "failed", reason
-    record: Record = {"kind": "lra_failure", **identity(job_of(cell.train)), "error": cell.detail}
+    record: Record = {"kind": "lra_failure", **run_fields(job_of(cell.train)), "error": cell.detail}
     append(cell.folder / FAILURE, record)
 
 

@@ -5,9 +5,8 @@ attention in float64 and averaged over the heads: one Record of kind "approx" fo
 `approx_time` has the times of the same contenders. What a records file already holds is not measured again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -39,13 +38,13 @@ from skeinformer.lab.measure.pretrained import (
     project_qkv,
     up_to_tokens,
 )
-from skeinformer.lab.records import Record, machine
+from skeinformer.lab.measure.work import OnStep, Work, now, silent
+from skeinformer.lab.records import Ledger, Record, Value, key_of, machine
 from skeinformer.registry import check_choice, check_count
 
-OnStep = Callable[[str, float], None]
 QKV = tuple[Tensor, Tensor, Tensor]
 
-KEYS = ("model", "text", "seed", "weights", "layer", "n", "method", "options", "budget")
+KEYS: tuple[str, ...] = ("model", "text", "seed", "weights", "layer", "n", "method", "options", "budget")
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 VALUES = (
     "spectral",
@@ -59,7 +58,7 @@ VALUES = (
     "estimate_ratio",
 )
 STREAMS = ("weights", "draws", "upstream")  # random numbers of a trial that must not depend on each other
-EXACT = 3  # the cost of attention in float64, in passes of float32
+FLOAT64 = 3  # the cost of attention in float64, in passes of float32
 ROUNDING = 1e-5  # a relative error below is one of float32 arithmetic: nothing to estimate
 
 
@@ -172,20 +171,6 @@ class Reference(NamedTuple):
     gradients: tuple[Tensor, ...] | None
 
 
-@dataclass
-class Work:
-    """Says what is under way, and which share of the estimated cost is done."""
-
-    total: float
-    on_step: OnStep
-    done: float = 0.0
-
-    def step(self, detail: str, cost: float) -> None:
-        """Announce a piece of work of the given cost, before it begins."""
-        self.on_step(detail, min(1.0, self.done / self.total))
-        self.done += cost
-
-
 def cases(experiment: Experiment) -> list[Case]:
     """Every contender at every d, or once where it has no budget."""
     found = [
@@ -194,16 +179,6 @@ def cases(experiment: Experiment) -> list[Case]:
         for budget in (experiment.budgets if has_budget(contender) else (None,))
     ]
     return list(dict.fromkeys(found))
-
-
-def now() -> str:
-    """The time, as records write it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def key_of(record: Record, *more: str) -> tuple[object, ...]:
-    """What a record is about: KEYS and `more`."""
-    return tuple(record.get(name) for name in (*KEYS, *more))
 
 
 def stream_seed(seed: int, trial: int, stream: str) -> int:
@@ -228,7 +203,7 @@ def load_source(experiment: Experiment, trials: int) -> Source:
 
 
 def error_records(
-    experiment: Experiment, source: Source, present: Iterable[Record] = (), on_step: OnStep = lambda detail, done: None
+    experiment: Experiment, source: Source, present: Iterable[Record] = (), on_step: OnStep = silent
 ) -> Iterator[Record]:
     """A Record of each trial that `present` does not hold, as soon as it is measured.
 
@@ -236,34 +211,31 @@ def error_records(
     `reason`, and is left out in the trials that follow.
     """
     common: Record = {**experiment.common, "started": now(), **machine()}
-    done = {
-        key_of(record, "trial")
-        for record in present
-        if record.get("kind") == "approx" or record.get("part") == "errors"
-    }
+    errors = (record for record in present if record.get("kind") == "approx" or record.get("part") == "errors")
+    done = Ledger((*KEYS, "trial"), errors)
     sizes = (range(experiment.trials), experiment.lengths, experiment.weights, experiment.layers)
     inputs = [Input(*values) for values in dict.fromkeys(product(*sizes))]
     total = 0.0
     for about in inputs:
         if left := missing_cases(experiment, about, done):
-            scores = EXACT * about.n**2 + sum(case.cost(about.n) for case in left)
+            scores = FLOAT64 * about.n**2 + sum(case.cost(about.n) for case in left)
             total += experiment.passes(about.trial) * scores
     work = Work(total, on_step)
     states = lru_cache(maxsize=1)(partial(source.states, layers=experiment.layers))
     for about in inputs:
         if left := missing_cases(experiment, about, done):
             for record in input_records(experiment, about, left, source, states(about.trial, about.n), work):
-                done.add(key_of({**common, **record}, "trial"))
+                done.add({**common, **record})
                 yield {"kind": "approx", **common, **record}
 
 
-def missing_cases(experiment: Experiment, about: Input, done: Set[tuple[object, ...]]) -> list[Case]:
+def missing_cases(experiment: Experiment, about: Input, done: Ledger) -> list[Case]:
     """The cases that have not been measured on an input, nor been refused by their method in any trial."""
     known: Record = {**experiment.common, **about._asdict()}
     return [
         case
         for case in cases(experiment)
-        if not {key_of({**known, **case.fields, "trial": trial}, "trial") for trial in (about.trial, None)} & done
+        if not any({**known, **case.fields, "trial": trial} in done for trial in (about.trial, None))
     ]
 
 
@@ -273,7 +245,7 @@ def input_records(
     """What one input shows of each case, or why it shows nothing."""
     trial, n, weights, layer = about
     place = f"trial {trial + 1} of {experiment.trials}, n = {n:,}, {weights}, layer {layer}"
-    work.step(f"{place}: exact attention in float64", experiment.passes(trial) * EXACT * n * n)
+    work.step(f"{place}: exact attention in float64", experiment.passes(trial) * FLOAT64 * n * n)
     qkv = source.qkv(states, about, experiment.seed)
     upstream, draws = (stream_seed(experiment.seed, trial, stream) for stream in ("upstream", "draws"))
     reference = make_reference(qkv, upstream, trial < experiment.gradient_trials)
@@ -342,10 +314,10 @@ def summarize(records: Iterable[Record]) -> list[Record]:
         for r in records
         if r.get("kind") == "approx" and r.get("method") == "vmean" and (x := r.get("spectral"))
     }
-    trials: dict[tuple[object, ...], dict[object, Record]] = {}
-    found: dict[tuple[object, ...], Record] = {}
+    trials: dict[tuple[Value, ...], dict[object, Record]] = {}
+    found: dict[tuple[Value, ...], Record] = {}
     for record in records:
-        key = key_of(record)
+        key = key_of(record, KEYS)
         if record.get("kind") == "approx":
             trials.setdefault(key, {})[record.get("trial")] = record
         elif record.get("kind") == "approx_summary":
@@ -365,12 +337,12 @@ def _more_trials(known: Record | None, other: Record) -> Record:
     return other if known is None or int(other["trials"] or 0) > int(known["trials"] or 0) else known
 
 
-def _trial_of(record: Record) -> tuple[object, ...]:
+def _trial_of(record: Record) -> tuple[Value, ...]:
     """The input of a trial, whatever the method."""
-    return tuple(record.get(name) for name in ("model", "text", "seed", "weights", "layer", "n", "trial"))
+    return key_of(record, ("model", "text", "seed", "weights", "layer", "n", "trial"))
 
 
-def _summary(group: Sequence[Record], means: dict[tuple[object, ...], float]) -> Record:
+def _summary(group: Sequence[Record], means: dict[tuple[Value, ...], float]) -> Record:
     result: Record = {name: value for name, value in group[-1].items() if name not in (*VALUES, "trial")}
     result |= {"kind": "approx_summary", "trials": len(group)}
     numbers_of = {name: [float(x) for r in group if (x := r.get(name)) is not None] for name in VALUES}

@@ -14,13 +14,14 @@ from torch.nn import functional as F
 
 from skeinformer.compare.contender import OFFERED
 from skeinformer.compare.measure import quartiles, ratio
-from skeinformer.lab.measure.approx import QKV, Case, Experiment, Input, OnStep, Source, Work, cases, now, stream_seed
+from skeinformer.lab.measure.approx import QKV, Case, Experiment, Input, Source, cases, stream_seed
 from skeinformer.lab.measure.flops import flop_counter
 from skeinformer.lab.measure.memory import peak_memory
-from skeinformer.lab.measure.speed import both_run, forward_run, spread, timed_rounds
-from skeinformer.lab.records import Record, machine
+from skeinformer.lab.measure.speed import both_run, forward_run, quartile_fields, timed_rounds
+from skeinformer.lab.measure.work import OnStep, Work, now, silent
+from skeinformer.lab.records import Ledger, Record, machine
 
-KEYS = ("model", "layer", "n", "method", "options", "budget", "batch", "threads")
+TIME_KEYS = ("model", "layer", "n", "method", "options", "budget", "batch", "threads")
 REFERENCE = "sdpa"
 BOTH = 4.5  # a forward pass, and a forward and a backward pass, in forward passes
 
@@ -34,13 +35,8 @@ class Runs(NamedTuple):
     both: Run
 
 
-def time_key(record: Record) -> tuple[object, ...]:
-    """What a record of times is about."""
-    return tuple(record.get(name) for name in KEYS)
-
-
 def time_records(
-    experiment: Experiment, source: Source, present: Iterable[Record] = (), on_step: OnStep = lambda detail, done: None
+    experiment: Experiment, source: Source, present: Iterable[Record] = (), on_step: OnStep = silent
 ) -> Iterator[Record]:
     """A Record of kind "approx_time" for each n, d and contender that `present` does not hold.
 
@@ -56,12 +52,11 @@ def time_records(
         "started": now(),
         **machine(),
     }
-    done = {
-        time_key(record) for record in present if record.get("kind") == "approx_time" or record.get("part") == "time"
-    }
+    times = (record for record in present if record.get("kind") == "approx_time" or record.get("part") == "time")
+    done = Ledger(TIME_KEYS, times)
     groups: list[tuple[int, int | None, list[Case]]] = []
     for n in dict.fromkeys(experiment.lengths):
-        left = [case for case in cases(experiment) if time_key({**common, "n": n, **case.fields}) not in done]
+        left = [case for case in cases(experiment) if {**common, "n": n, **case.fields} not in done]
         sizes = list(dict.fromkeys(case.budget for case in left))
         # those without a budget run with the first d that there is
         first = next((d for d in sizes if d is not None), None)
@@ -115,10 +110,10 @@ def _time(left: Sequence[Case], qkv: QKV, rounds: int, seed: int, place: str, wo
     for name, row in rows.items():
         yield {
             **row,
-            **spread("forward", quartiles(forward[name])),
-            **spread("forward_ratio", ratio(forward[name], forward[REFERENCE])),
-            **spread("both", quartiles(both[name])),
-            **spread("both_ratio", ratio(both[name], both[REFERENCE])),
+            **quartile_fields("forward", quartiles(forward[name])),
+            **quartile_fields("forward_ratio", ratio(forward[name], forward[REFERENCE])),
+            **quartile_fields("both", quartiles(both[name])),
+            **quartile_fields("both_ratio", ratio(both[name], both[REFERENCE])),
         }
 
 

@@ -1,7 +1,6 @@
 """The demo's measurements: exact attention, V-mean and Skeinformer on pretrained queries, keys and values."""
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +19,10 @@ from skeinformer.compare.measure import (
 )
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.pretrained import first_tokens, load_model, load_text, pretrained_qkv
+from skeinformer.lab.measure.speed import quartile_fields
+from skeinformer.lab.measure.work import OnStep, now, part_of, silent
 from skeinformer.lab.records import Record, machine
 from skeinformer.registry import check_count
-
-OnStep = Callable[[str, str, float], None]
 
 
 class Contender(NamedTuple):
@@ -45,12 +44,12 @@ def demo_records(
     budget: int = 256,
     pilots: Sequence[int] = (256, 32),
     seed: int = 0,
-    on_step: OnStep = lambda stage, detail, done: None,
+    on_step: OnStep = silent,
 ) -> Iterator[Record]:
     """Measure every contender at every length, shortest first, and yield each row twice.
 
     First as soon as its memory and error are known, with None for its times; then complete, after the timed rounds.
-    `on_step(stage, detail, share of the work done)` is called before each step. Takes about 12 times as long as exact
+    `on_step` is called before each step. Takes about 12 times as long as exact
     attention at the greatest length.
     """
     if not lengths:
@@ -66,19 +65,19 @@ def demo_records(
         "layer": layer,
         "rounds": rounds,
         "seed": seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": now(),
         **machine(),
     }
     lengths = sorted(lengths)
     work = sum(n * n for n in lengths)
     done = 0.0
-    on_step("loading", "the pretrained model and the text", done)
+    on_step("loading: the pretrained model and the text", done)
     first_tokens(load_text(text), lengths[-1], load_model(model).tokenizer)  # a text too short is an error at once
     for n in lengths:
         share = n * n / work
-        on_step(f"n = {n:,}", f"queries, keys and values of layer {layer}", done)
+        on_step(f"n = {n:,}: queries, keys and values of layer {layer}", done)
         qkv = pretrained_qkv(n, layer=layer, text=text, model=model)
-        step = partial(_step, on_step, f"n = {n:,}", done, share)
+        step = part_of(on_step, f"n = {n:,}", done, share)
         for record in _measure(field, qkv, rounds, seed, step):
             yield {**common, **record}
         done += share
@@ -93,17 +92,13 @@ def contenders(budget: int, pilots: Sequence[int]) -> list[Contender]:
     return [Contender("softmax", "exact attention"), Contender("vmean", "V-mean"), *skeins]
 
 
-def _step(on_step: OnStep, stage: str, done: float, share: float, detail: str, part: float) -> None:
-    on_step(stage, detail, done + share * part)
-
-
 @torch.no_grad()
 def _measure(
     field: Sequence[Contender],
     qkv: tuple[Tensor, Tensor, Tensor],
     rounds: int,
     seed: int,
-    step: Callable[[str, float], None],
+    step: OnStep,
 ) -> Iterator[Record]:
     """The rows of one length, first without times, then complete."""
     steps = 2 + len(field) + rounds  # each takes roughly as long as one call of exact attention
@@ -174,7 +169,6 @@ def _memory_and_error(
 
 def _times(seconds: Sequence[float] | None, reference: Sequence[float] | None) -> Record:
     """Median and quartiles of the seconds, and of their ratio to exact attention in the same round."""
-    names = ("seconds", "seconds_q25", "seconds_q75", "ratio", "ratio_q25", "ratio_q75")
     if seconds is None or reference is None:
-        return dict.fromkeys(names)
-    return dict(zip(names, (*quartiles(seconds), *ratio(seconds, reference)), strict=True))
+        return {**quartile_fields("seconds", None), **quartile_fields("ratio", None)}
+    return {**quartile_fields("seconds", quartiles(seconds)), **quartile_fields("ratio", ratio(seconds, reference))}

@@ -7,7 +7,6 @@ linear projections runs as it is, and our attention runs between those same proj
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import torch
@@ -17,17 +16,16 @@ from skeinformer.compare.contender import Contender, build_contender, parse
 from skeinformer.compare.measure import quartiles, ratio
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.speed import (
-    OnSkip,
-    OnStep,
+    IDENTITY,
     Run,
     Sizes,
     both_run,
-    identity,
+    quartile_fields,
     random_inputs,
-    spread,
     timed_rounds,
 )
-from skeinformer.lab.records import Record, machine
+from skeinformer.lab.measure.work import OnSkip, OnStep, now, silent
+from skeinformer.lab.records import Ledger, Record, machine
 from skeinformer.registry import check_choice, check_count
 
 
@@ -144,7 +142,7 @@ def peer_records(
     rounds: int = 7,
     known: Sequence[Record] = (),
     peers: Sequence[Peer] = PEERS,
-    on_step: OnStep = lambda stage, detail, done: None,
+    on_step: OnStep = silent,
     on_skip: OnSkip = lambda what, reason: None,
 ) -> Iterator[Record]:
     """Records of kind "bench_peer", a pair at a time: `ratio` is the peer's time over ours in the same round.
@@ -156,15 +154,15 @@ def peer_records(
         check_count(name, count)
     for method in methods:
         check_choice("method with a peer", method, dict.fromkeys(parse(peer.spec).method for peer in peers))
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    present = {identity(record) for record in known}
+    started = now()
+    present = Ledger(IDENTITY, known)
     sizes = Sizes(n, batch, heads, head_dim)
     for index, peer in enumerate(peers):
         contender = parse(peer.spec)
         settings = _settings(peer, contender, sizes, budget)
-        if identity(settings) in present or (methods and contender.method not in methods):
+        if settings in present or (methods and contender.method not in methods):
             continue
-        on_step(f"n = {n:,}", f"{contender.label} beside {peer.package}", index / len(peers))
+        on_step(f"n = {n:,}: {contender.label} beside {peer.package}", index / len(peers))
         try:
             module = importlib.import_module(peer.module)
         except ModuleNotFoundError as error:
@@ -181,9 +179,9 @@ def peer_records(
         seconds = timed_rounds(pair._asdict(), rounds)
         yield {
             **settings,
-            **spread("seconds", quartiles(seconds["ours"])),
-            **spread("peer_seconds", quartiles(seconds["theirs"])),
-            **spread("ratio", ratio(seconds["theirs"], seconds["ours"])),
+            **quartile_fields("seconds", quartiles(seconds["ours"])),
+            **quartile_fields("peer_seconds", quartiles(seconds["theirs"])),
+            **quartile_fields("ratio", ratio(seconds["theirs"], seconds["ours"])),
             "peak_bytes": peak,
             "peer_peak_bytes": peer_peak,
             "rounds": rounds,

@@ -7,7 +7,6 @@ Inputs are standard normal, so nothing here depends on a model or a text.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -20,7 +19,8 @@ from skeinformer.compare.contender import OFFERED, Contender, build_contender, h
 from skeinformer.compare.measure import Quartiles, interleaved, quartiles, ratio
 from skeinformer.lab.measure.flops import count_multiply_adds, executed_flops
 from skeinformer.lab.measure.memory import peak_memory
-from skeinformer.lab.records import Record, Value, machine
+from skeinformer.lab.measure.work import OnSkip, OnStep, now, part_of, silent
+from skeinformer.lab.records import Ledger, Record, Value, key_of, machine
 from skeinformer.registry import check_choice, check_count, check_number
 
 MODES = ("forward", "both")
@@ -28,6 +28,7 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 SHORTEST = 0.02  # seconds that one timing lasts at least
 MOST_REPEATS = 1000
 PEAK_SIZE = 1024  # of the square matrices whose product is taken for the most that the machine can do
+# what tells one measurement from another, whatever its result
 IDENTITY = (
     "kind",
     "method",
@@ -44,8 +45,6 @@ IDENTITY = (
 )
 
 Run = Callable[[], object]
-OnStep = Callable[[str, str, float], None]
-OnSkip = Callable[[str, str], None]
 
 
 class Sizes(NamedTuple):
@@ -135,7 +134,7 @@ def bench_records(
     max_seconds: float = 10.0,
     seed: int = 0,
     known: Sequence[Record] = (),
-    on_step: OnStep = lambda stage, detail, done: None,
+    on_step: OnStep = silent,
     on_skip: OnSkip = lambda what, reason: None,
 ) -> Iterator[Record]:
     """Records of kind "bench": SDPA and every entry, at each length, shortest first, in each mode.
@@ -148,9 +147,9 @@ def bench_records(
     """
     _check(lengths, modes, rounds, max_seconds, batch, long_batch, long_from, heads, head_dim)
     check_choice("dtype", dtype, DTYPES)
-    started = datetime.now(UTC).isoformat(timespec="seconds")
+    started = now()
     history = [record for record in known if record.get("kind") == "bench"]
-    present = {identity(record) for record in history}
+    present = Ledger(IDENTITY, history)
     lengths = sorted(set(lengths))
     speed = cache(partial(matmul_peak, DTYPES[dtype]))
     done, share = 0.0, 1 / sum(lengths) / len(modes)
@@ -160,7 +159,7 @@ def bench_records(
             field = {}
             for entry in (sdpa_entry(head_dim), *entries):
                 settings = _settings(entry, sizes, mode)
-                if identity(settings) in present and entry.method != "sdpa":
+                if settings in present and entry.method != "sdpa":
                     continue
                 settings["flops"] = 2 * sizes.batch * heads * entry.multiply_adds(n, mode == "both")
                 expected = expected_seconds(settings, history)
@@ -171,18 +170,13 @@ def bench_records(
                     on_skip(f"{entry.label} at n = {n:,}, {mode}", reason)
                 else:
                     field[entry.name] = (entry, settings)
-            if any(identity(settings) not in present for _, settings in field.values()):
-                step = partial(_step, on_step, f"n = {n:,}, {mode}", done, share * n)
+            if any(settings not in present for _, settings in field.values()):
+                step = part_of(on_step, f"n = {n:,}, {mode}", done, share * n)
                 for record in _measure(field, sizes, mode, rounds, seed, step):
                     history.append(record)
-                    if identity(record) not in present:
+                    if record not in present:
                         yield {**record, "rounds": rounds, "seed": seed, "started": started, **machine()}
             done += share * n
-
-
-def identity(record: Mapping[str, Value]) -> tuple[Value, ...]:
-    """What tells one measurement from another, whatever its result."""
-    return tuple(record.get(name) for name in IDENTITY)
 
 
 def expected_seconds(settings: Record, history: Sequence[Record]) -> float | None:
@@ -191,10 +185,9 @@ def expected_seconds(settings: Record, history: Sequence[Record]) -> float | Non
     The larger of the two. None where nothing smaller was measured.
     """
 
-    def alike(record: Mapping[str, Value]) -> tuple[Value, ...]:
-        return tuple(record.get(name) for name in IDENTITY if name not in ("n", "batch"))
-
-    shorter = [r for r in history if alike(r) == alike(settings) and _number(r, "n") < _number(settings, "n")]
+    alike = [name for name in IDENTITY if name not in ("n", "batch")]
+    wanted = key_of(settings, alike)
+    shorter = [r for r in history if key_of(r, alike) == wanted and _number(r, "n") < _number(settings, "n")]
     if not shorter:
         return None
     last = max(shorter, key=lambda record: _number(record, "n"))
@@ -282,7 +275,7 @@ def matmul_peak(dtype: torch.dtype, calls: int = 5) -> float:
     return 2 * PEAK_SIZE**3 / min(times)
 
 
-def spread(name: str, values: Quartiles | None) -> Record:
+def quartile_fields(name: str, values: Quartiles | None) -> Record:
     """Median and quartiles as fields `name`, `name_q25` and `name_q75`."""
     names = (name, f"{name}_q25", f"{name}_q75")
     return dict.fromkeys(names) if values is None else dict(zip(names, values, strict=True))
@@ -294,7 +287,7 @@ def _measure(
     mode: str,
     rounds: int,
     seed: int,
-    step: Callable[[str, float], None],
+    step: OnStep,
 ) -> Iterator[Record]:
     """The records of one length and mode, all from the same rounds."""
     inputs = random_inputs(sizes, seed, requires_grad=mode == "both")
@@ -304,7 +297,7 @@ def _measure(
     steps = len(field) + rounds + 1
     for index, (name, (entry, _)) in enumerate(field.items()):
         step(f"memory of {entry.label}", index / steps)
-        runs[name] = _prepare(entry, inputs, mode)
+        runs[name] = _run_of(entry, inputs, mode)
         peaks[name] = peak_memory(runs[name], inputs[0].device)
         executed[name] = executed_flops(runs[name])
 
@@ -320,8 +313,8 @@ def _measure(
         times = quartiles(seconds[name])
         yield {
             **settings,
-            **spread("seconds", times),
-            **spread("ratio", None if reference is None else ratio(reference, seconds[name])),
+            **quartile_fields("seconds", times),
+            **quartile_fields("ratio", None if reference is None else ratio(reference, seconds[name])),
             "peak_bytes": peaks[name],
             "executed_flops": executed[name],
             "peak_fraction": executed[name] / times.median / peak,
@@ -329,7 +322,7 @@ def _measure(
         }
 
 
-def _prepare(entry: Entry, inputs: tuple[Tensor, Tensor, Tensor], mode: str) -> Run:
+def _run_of(entry: Entry, inputs: tuple[Tensor, Tensor, Tensor], mode: str) -> Run:
     call = entry.make(inputs[0].shape[-2])
     parameters: list[Tensor] = []
     if isinstance(call, nn.Module):
@@ -355,10 +348,6 @@ def _settings(entry: Entry, sizes: Sizes, mode: str) -> Record:
 def _repeat(run: Run, count: int) -> None:
     for _ in range(count):
         run()
-
-
-def _step(on_step: OnStep, stage: str, done: float, share: float, detail: str, part: float) -> None:
-    on_step(stage, detail, done + share * part)
 
 
 def _number(record: Mapping[str, Value], name: str) -> float:

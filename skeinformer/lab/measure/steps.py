@@ -1,7 +1,6 @@
 """A training step of the Long Range Arena's Text model with each attention, beside exact attention."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 
 import torch
 from torch.nn import functional as F
@@ -9,8 +8,9 @@ from torch.nn import functional as F
 from skeinformer.compare.contender import Contender, has_budget
 from skeinformer.compare.measure import quartiles, ratio
 from skeinformer.lab.measure.memory import peak_memory
-from skeinformer.lab.measure.speed import OnStep, Run, identity, spread, timed_rounds
-from skeinformer.lab.records import Record, machine
+from skeinformer.lab.measure.speed import IDENTITY, Run, quartile_fields, timed_rounds
+from skeinformer.lab.measure.work import OnStep, now, part_of, silent
+from skeinformer.lab.records import Ledger, Record, machine
 from skeinformer.lab.training.model import Classifier, ModelConfig
 from skeinformer.registry import check_count
 
@@ -28,7 +28,7 @@ def step_records(
     rounds: int = 7,
     seed: int = 0,
     known: Sequence[Record] = (),
-    on_step: OnStep = lambda stage, detail, done: None,
+    on_step: OnStep = silent,
 ) -> Iterator[Record]:
     """Records of kind "bench_step": forward, loss, backward and AdamW on random bytes, all n of them real.
 
@@ -37,29 +37,30 @@ def step_records(
     """
     for name, count in (("length", n), ("batch", batch), ("rounds", rounds)):
         check_count(name, count)
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    present = {identity(record) for record in known}
+    started = now()
+    present = Ledger(IDENTITY, known)
     settings = {contender: _settings(contender, n, batch, budget) for contender in (STANDARD, *contenders)}
-    missing = [contender for contender in settings if identity(settings[contender]) not in present]
+    missing = [contender for contender in settings if settings[contender] not in present]
     if not missing:
         return
     field = dict.fromkeys((STANDARD, *missing))
-    stage, runs, peaks = f"training step, n = {n:,}", dict[str, Run](), dict[str, int]()
+    step = part_of(on_step, f"training step, n = {n:,}", 0, 1 / (len(field) + rounds))
+    runs, peaks = dict[str, Run](), dict[str, int]()
     for index, contender in enumerate(field):
-        on_step(stage, f"memory of {contender.label}", index / (len(field) + rounds))
+        step(f"memory of {contender.label}", index)
         runs[contender.spec] = training_step(contender, n, batch, budget, seed)
         peaks[contender.spec] = peak_memory(runs[contender.spec])
 
     def on_round(number: int, seconds: dict[str, list[float]]) -> None:
-        on_step(stage, f"time, round {number} of {rounds}", (len(field) + number) / (len(field) + rounds))
+        step(f"time, round {number} of {rounds}", len(field) + number)
 
     seconds = timed_rounds(runs, rounds, on_round)
     for contender in missing:
         times = seconds[contender.spec]
         yield {
             **settings[contender],
-            **spread("seconds", quartiles(times)),
-            **spread("ratio", ratio(seconds[STANDARD.spec], times)),
+            **quartile_fields("seconds", quartiles(times)),
+            **quartile_fields("ratio", ratio(seconds[STANDARD.spec], times)),
             "peak_bytes": peaks[contender.spec],
             "rounds": rounds,
             "seed": seed,

@@ -27,17 +27,16 @@ class Setting(NamedTuple):
 
 
 class Show(NamedTuple):
-    """A field of the records that the table can show: its name, how it is written, which is best, its quartiles."""
+    """A field of the records that the table can show: its name, how it is written, which is best."""
 
     name: str
     write: Callable[[Value], str]
     best: Literal["low", "high"]
-    spread: bool = False
 
 
 SHOWS = {
-    "ratio": Show("times faster than SDPA", number, "high", spread=True),
-    "seconds": Show("time", seconds, "low", spread=True),
+    "ratio": Show("times faster than SDPA", number, "high"),
+    "seconds": Show("time", seconds, "low"),
     "peak_bytes": Show("peak memory", size, "low"),
     "flops": Show("FLOPs", operations, "low"),
     "peak_fraction": Show("share of the matrix product's peak", percent, "high"),

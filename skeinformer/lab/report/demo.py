@@ -19,7 +19,7 @@ from skeinformer.lab.report.format import (
     required,
     seconds,
     size,
-    spread,
+    with_error,
 )
 from skeinformer.lab.report.page import Section
 from skeinformer.lab.report.svg import INK, drawing, stand_alone, svg_element
@@ -159,9 +159,9 @@ def _sentence(record: Record) -> str:
         speed = f"is {number(1 / ratio)} times faster" if ratio < 1 else f"takes {number(ratio)} times as long"
     else:
         speed = "was not timed"
-    estimate = spread(record.get("estimate"), record.get("estimate_se"))
+    error, estimate = (with_error(record.get(name), record.get(f"{name}_se")) for name in ("error", "estimate"))
     own = f"; its own estimate is {estimate}" if estimate else ""
-    return f"{label(record)} {speed}, with a relative error of {spread(record['error'], record.get('error_se'))}{own}."
+    return f"{label(record)} {speed}, with a relative error of {error}{own}."
 
 
 def _is_estimated(record: Record) -> bool:

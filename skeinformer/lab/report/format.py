@@ -20,7 +20,7 @@ __all__ = [
     "required",
     "seconds",
     "size",
-    "spread",
+    "with_error",
 ]
 
 REFERENCE = "softmax"  # the method that the others approximate
@@ -57,7 +57,7 @@ def plus_minus(standard_error: Value) -> str:
     return f"± {digits}" if 0 < standard_error < 9.5 else f"± {float(digits):.0f}"
 
 
-def spread(value: Value, standard_error: Value) -> str:
+def with_error(value: Value, standard_error: Value) -> str:
     """value ± standard error to the value's third digit, or more; the value alone if it has no error or is rounding."""
     if not isinstance(value, int | float) or not isinstance(standard_error, int | float) or value < ROUNDING:
         return number(value)

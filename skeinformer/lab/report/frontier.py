@@ -32,7 +32,7 @@ class Point(NamedTuple):
         return self.label + (f", d = {self.budget}" if self.budget else "")
 
 
-EXACT = Point("exact (SDPA)", None, 1.0, 0.0)
+EXACT_POINT = Point("exact (SDPA)", None, 1.0, 0.0)
 COLUMNS = (
     Column("time / SDPA", lambda r: number(r["time"])),
     Column("method", lambda r: str(r["point"])),
@@ -54,7 +54,9 @@ def approximations(rows: Iterable[Record], direction: str) -> list[Point]:
 def frontier(field: Iterable[Point]) -> list[Point]:
     """The points that no other beats, by growing time and falling error; the exact kernel is the last."""
     kept: list[Point] = []
-    for point in sorted({*field, EXACT}, key=lambda point: (point.time, point.error, point.label, point.budget or 0)):
+    for point in sorted(
+        {*field, EXACT_POINT}, key=lambda point: (point.time, point.error, point.label, point.budget or 0)
+    ):
         if not kept or point.error < kept[-1].error:
             kept.append(point)
     return kept
@@ -62,7 +64,7 @@ def frontier(field: Iterable[Point]) -> list[Point]:
 
 def lost(field: Sequence[Point]) -> dict[Point, Point]:
     """Those of ours that another method beats, each with the most accurate one that does."""
-    others = [point for point in (*field, EXACT) if not point.ours]
+    others = [point for point in (*field, EXACT_POINT) if not point.ours]
     beaten = {}
     for point in field:
         better = [other for other in others if other.beats(point)]

@@ -30,10 +30,10 @@ from skeinformer.lab.report.lra_runs import (
     check_tasks,
     failed_runs,
     grouped,
-    identity,
     is_stand_in,
     of_recipe,
     recipes,
+    run_key,
     split_runs,
 )
 from skeinformer.lab.report.page import Section, made_by
@@ -172,7 +172,7 @@ def study_tables(records: Sequence[Record]) -> list[Table]:
     for recipe, data, rest in sorted(alike, key=lambda key: (recipes(studied).index(str(key[0])), *map(str, key[1:]))):
         mine = [run for run in pure if _is_skeinformer_on_text(run)] + studied
         mine = [run for run in mine if _setting_of_study(run) == (recipe, data, rest)]
-        found = grouped(mine, lambda run: identity(run, ("batch", "learning_rate")))
+        found = grouped(mine, lambda run: run_key(run, ("batch", "learning_rate")))
         rows = [
             {"label": label(mine[-1]), "batch": batch, "learning_rate": rate, **_summary(found.get((batch, rate), ()))}
             for batch in distinct(mine, "batch")
@@ -197,7 +197,7 @@ def other_tables(records: Sequence[Record]) -> list[Table]:
     for recipe in recipes(others):
         mine = [run for run in others if of_recipe(run, recipe)]
         rows = []
-        for group in grouped(mine, lambda run: identity(run, names)).values():
+        for group in grouped(mine, lambda run: run_key(run, names)).values():
             what: Record = {name: group[-1].get(name) for name in ("label", "task", "overrides", "data")}
             rows.append({**what, **_summary(group)})
         columns = [
@@ -293,7 +293,7 @@ def _summary_columns() -> list[Column]:
 
 
 def _is_skeinformer_on_text(run: Record) -> bool:
-    return identity(run, ("task", "method", "options")) == ("text", "skeinformer", "")
+    return run_key(run, ("task", "method", "options")) == ("text", "skeinformer", "")
 
 
 def _is_studied(run: Record) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.format import number, plus_minus, real, size
 from skeinformer.lab.report.intervals import Interval, binomial_interval, mean_of_shares_interval, t_interval
-from skeinformer.lab.report.lra_runs import Row, identity, values
+from skeinformer.lab.report.lra_runs import Row, run_key, values
 from skeinformer.lab.report.published import PUBLISHED, TASKS, Figures
 from skeinformer.lab.report.tables import Column
 
@@ -78,7 +78,7 @@ def _average_detail(tasks: Sequence[Sequence[Record]]) -> str:
         )
         known = len(examples) == len(shares)
         return f"1 seed: {interval_text(mean_of_shares_interval(shares, examples))}" if known else "1 seed"
-    by_seed = [{identity(run, ("seed",)): real(run, "test_accuracy") for run in runs} for runs in tasks]
+    by_seed = [{run_key(run, ("seed",)): real(run, "test_accuracy") for run in runs} for runs in tasks]
     if any(seeds.keys() != by_seed[0].keys() for seeds in by_seed):
         return "different seeds"
     averages = [fmean(seeds[seed] or 0.0 for seeds in by_seed) for seed in by_seed[0]]

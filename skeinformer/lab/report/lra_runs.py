@@ -41,7 +41,7 @@ def is_stand_in(task: Value, data: Value) -> bool:
     return task == "retrieval" and "aan" not in str(data or "").lower()
 
 
-def identity(record: Record, names: Iterable[str] = RUN) -> tuple[Value, ...]:
+def run_key(record: Record, names: Iterable[str] = RUN) -> tuple[Value, ...]:
     """The values of these fields; a missing one is an empty text."""
     return tuple("" if record.get(name) is None else record[name] for name in names)
 
@@ -61,7 +61,7 @@ def latest(records: Iterable[Record], names: Sequence[str]) -> list[Record]:
     """Of the records with the same values of these fields the one that started last, else the last one."""
     found: dict[tuple[Value, ...], Record] = {}
     for record in records:
-        key = identity(record, names)
+        key = run_key(record, names)
         started = [str(other.get("started") or "") for other in (record, found.get(key, {}))]
         if not all(started) or started[0] >= started[1]:
             found[key] = record
@@ -73,9 +73,9 @@ def failed_runs(records: Sequence[Record]) -> list[Record]:
     found: dict[tuple[Value, ...], Record] = {}
     for record in records:
         if record.get("kind") == "lra_failure":
-            found[identity(record)] = record
+            found[run_key(record)] = record
         elif record.get("kind") in ("lra_run", "lra_baseline"):
-            found.pop(identity(record), None)
+            found.pop(run_key(record), None)
     return list(found.values())
 
 
@@ -83,12 +83,12 @@ def arenas(records: Sequence[Record]) -> list[Arena]:
     """A recipe each, the paper's first; none where a recipe has only runs with overrides, or unfinished ones."""
     runs = split_runs(records)[0]
     failures = [r for r in failed_runs(records) if not r.get("overrides") and r.get("method") not in BASELINES]
-    sources = {identity(run, ("recipe", "task")): run.get("data") for run in runs}
+    sources = {run_key(run, ("recipe", "task")): run.get("data") for run in runs}
     baselines = [
         record
         for record in latest(of_kind(records, "lra_baseline"), (*RUN, "data"))
         if not record.get("overrides")
-        and record.get("data") in (None, sources.get(identity(record, ("recipe", "task")), record.get("data")))
+        and record.get("data") in (None, sources.get(run_key(record, ("recipe", "task")), record.get("data")))
     ]
     found = []
     for recipe in recipes([*runs, *failures, *baselines]):
@@ -116,13 +116,13 @@ def split_runs(records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
     counts: dict[tuple[Value, ...], dict[Value, int]] = {}
     for run in runs:
         if not run.get("overrides"):
-            sources = counts.setdefault(identity(run, ("recipe", "task")), {})
+            sources = counts.setdefault(run_key(run, ("recipe", "task")), {})
             sources[run.get("data")] = sources.pop(run.get("data"), 0) + 1  # at the end: the last one seen
     main = {key: max(reversed(sources), key=sources.__getitem__) for key, sources in counts.items()}
     pure: list[Record] = []
     others: list[Record] = []
     for run in runs:
-        belongs = not run.get("overrides") and run.get("data") == main[identity(run, ("recipe", "task"))]
+        belongs = not run.get("overrides") and run.get("data") == main[run_key(run, ("recipe", "task"))]
         (pure if belongs else others).append(run)
     return pure, others
 
@@ -145,7 +145,7 @@ def values(runs: Iterable[Record], field: str) -> list[float]:
 def _method_rows(runs: Sequence[Record], failures: Sequence[Record]) -> list[Row]:
     """A row for each method and options, in the paper's order; those that it has not come last."""
     rows = []
-    for (method, options), group in grouped([*runs, *failures], lambda r: identity(r, ("method", "options"))).items():
+    for (method, options), group in grouped([*runs, *failures], lambda r: run_key(r, ("method", "options"))).items():
         failed = {str(r.get("task")) for r in group if r.get("kind") == "lra_failure"}
         rows.append(Row(str(method), str(options), label(group[-1]), _by_task(group), frozenset(failed)))
     order = list(PUBLISHED)
@@ -164,7 +164,7 @@ def _baseline_rows(runs: Sequence[Record], baselines: Sequence[Record]) -> list[
         str(method): group
         for (method,), group in grouped(
             [*baselines, *({**share, "method": "majority"} for share in shares.values())],
-            lambda r: identity(r, ("method",)),
+            lambda r: run_key(r, ("method",)),
         ).items()
     }
     order = [*BASELINES, *(method for method in found if method not in BASELINES)]
@@ -178,4 +178,4 @@ def _baseline_rows(runs: Sequence[Record], baselines: Sequence[Record]) -> list[
 def _by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
     """The records of what was measured, by task."""
     measured = [record for record in records if record.get("kind") != "lra_failure"]
-    return {str(task): group for (task,), group in grouped(measured, lambda r: identity(r, ("task",))).items()}
+    return {str(task): group for (task,), group in grouped(measured, lambda r: run_key(r, ("task",))).items()}

@@ -151,7 +151,7 @@ def generated_otherwise(chosen: Recipe, meta: Meta) -> tuple[str, object, object
     return None
 
 
-def identity(job: Job) -> Record:
+def run_fields(job: Job) -> Record:
     """What tells a run from others, in each of its records."""
     return {
         "recipe": job.recipe.name,

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from skeinformer.compare.contender import OFFERED, has_budget
 from skeinformer.lab.files import lock_folder, write_whole
 from skeinformer.lab.lra.batches import Batch, Order, evaluation_order, micro_batches
 from skeinformer.lab.lra.store import Split
+from skeinformer.lab.measure.work import now
 from skeinformer.lab.records import Record, append, machine
 from skeinformer.lab.training import checkpoint
 from skeinformer.lab.training.job import (
@@ -34,9 +34,9 @@ from skeinformer.lab.training.job import (
     Job,
     Progress,
     Watch,
-    identity,
     open_task,
     result_of,
+    run_fields,
     settings,
 )
 from skeinformer.lab.training.make import attention_errors, make_model, save_trained
@@ -79,7 +79,7 @@ class Run:
             raise ValueError(f"batch={self.recipe.batch} is not a multiple of the {self.processes} processes")
         self.store = open_task(job)
         self.share = slice(self.process, None, self.processes)  # of every batch
-        self.progress = Progress(started=datetime.now(UTC).isoformat(timespec="seconds"))
+        self.progress = Progress(started=now())
         self.settings = settings(job, self.store)
         torch.manual_seed(job.seed)
         self.model = make_model(job.method, job.recipe, self.store.meta, job.seed).to(accelerator.device)
@@ -205,7 +205,7 @@ class Run:
         progress.check_seconds += time.perf_counter() - start
         record: Record = {
             "kind": "lra_check",
-            **identity(self.job),
+            **run_fields(self.job),
             "step": progress.step,
             "loss": loss,
             "valid_loss": valid_loss,
@@ -278,7 +278,7 @@ class Run:
         test_loss, test_accuracy, test_examples = self.evaluate(test, recipe.test_examples)
         record: Record = {
             "kind": "lra_baseline" if job.method.method == BAG_OF_TOKENS else "lra_run",
-            **identity(job),
+            **run_fields(job),
             "data": self.store.meta.source,
             "n": recipe.max_len,
             "budget": recipe.budget if has_budget(job.method) else None,

@@ -22,10 +22,10 @@ from skeinformer.attention import METHODS
 from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
 from skeinformer.lab.commands.approx import Approx, as_experiment, default_methods, result_rows, run_approx
-from skeinformer.lab.measure.approx import cases, key_of
+from skeinformer.lab.console import progress
+from skeinformer.lab.measure.approx import KEYS, cases
 from skeinformer.lab.measure.pretrained import minilm_folder
-from skeinformer.lab.progress import display
-from skeinformer.lab.records import read
+from skeinformer.lab.records import key_of, read
 from skeinformer.sketch import SKETCHES
 
 try:
@@ -74,7 +74,7 @@ def test_records_table_and_summary(tmp_path: Path, terminal: bool) -> None:
 
 def test_a_narrow_terminal_shows_the_part_the_bar_and_the_detail() -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=60, highlight=False, _environ={})
-    with display(screen) as begin:
+    with progress(screen) as begin:
         begin("1 of 2: errors")("trial 1 of 3, n = 1,024, pretrained, layer 0: Skeinformer, no row normalization", 0.25)
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", written(screen)).split("\n")
     bar = "".join(line for line in lines)
@@ -119,7 +119,7 @@ def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path: Path) ->
     run_approx(options, console())
     assert file.read_bytes().startswith(before)
     records = [r for r in read(file) if r["kind"] == "approx"]
-    found = Counter(key_of(r, "trial") for r in records)
+    found = Counter(key_of(r, (*KEYS, "trial")) for r in records)
     assert max(found.values()) == 1
     assert len(found) == 40 * 2 * 3  # trials x weights x (V-mean, Skeinformer at two d)
     # what is measured after the break is what an unbroken run measures
@@ -127,10 +127,10 @@ def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path: Path) ->
     run_approx(
         Approx(**{**TINY, "trials": 3, "gradient_trials": 0, "lengths": (64,)}, only="errors", records=again), console()
     )
-    whole = {key_of(r, "trial"): r["spectral"] for r in records}
+    whole = {key_of(r, (*KEYS, "trial")): r["spectral"] for r in records}
     for record in read(again):
         if record["kind"] == "approx":
-            assert whole[key_of(record, "trial")] == pytest.approx(record["spectral"], rel=1e-5)
+            assert whole[key_of(record, (*KEYS, "trial"))] == pytest.approx(record["spectral"], rel=1e-5)
 
 
 def test_times_of_the_first_layer_stand_beside_the_errors_of_all(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from skeinformer.lab import cli
 from skeinformer.lab.commands.bench import Bench, growth_rows, run_bench
-from skeinformer.lab.measure.speed import identity
-from skeinformer.lab.records import Record, append, read
+from skeinformer.lab.measure.speed import IDENTITY
+from skeinformer.lab.records import Record, append, key_of, read
 
 TINY: dict[str, Any] = {
     "lengths": (32, 64),
@@ -90,7 +90,7 @@ def test_again_replaces_what_it_measures(tmp_path: Path) -> None:
     run_bench(Bench(**{**options, "methods": ("vmean",)}, again=True, records=file), console())
     rows = read(file)
     assert len(rows) == len(first)
-    assert {identity(r) for r in rows} == {identity(r) for r in first}
+    assert {key_of(r, IDENTITY) for r in rows} == {key_of(r, IDENTITY) for r in first}
     assert [r for r in rows if r["method"] == "skeinformer"] == [r for r in first if r["method"] == "skeinformer"]
     assert [r for r in rows if r["method"] == "vmean"] != [r for r in first if r["method"] == "vmean"]
 
@@ -99,12 +99,12 @@ def test_an_interrupted_run_keeps_the_lengths_that_are_done(tmp_path: Path, monk
     file = tmp_path / "records.jsonl"
     options = Bench(**{**TINY, "modes": ("forward",)}, records=file)
 
-    def interrupt(self: object, stage: str, detail: str, done: float) -> None:
-        if stage.startswith("n = 64"):
+    def interrupt(self: object, detail: str, done: float) -> None:
+        if detail.startswith("n = 64"):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("skeinformer.lab.commands.bench.PlainDisplay.step", interrupt)
+        patch.setattr("skeinformer.lab.console.Filling.step", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run_bench(options, console())
     first = read(file)

@@ -66,7 +66,7 @@ def test_a_second_run_replaces_the_records_of_the_first(tmp_path: Path) -> None:
 
 def test_what_the_records_hold() -> None:
     steps: list[float] = []
-    rows: list[Any] = list(demo_records(**TINY, seed=3, on_step=lambda stage, detail, done: steps.append(done)))
+    rows: list[Any] = list(demo_records(**TINY, seed=3, on_step=lambda detail, done: steps.append(done)))
     drafts = [r for r in rows if r["seconds"] is None]
     complete = [r for r in rows if r["seconds"] is not None]
     times = {"seconds", "seconds_q25", "seconds_q75", "ratio", "ratio_q25", "ratio_q75"}

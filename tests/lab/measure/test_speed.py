@@ -22,13 +22,12 @@ from skeinformer.lab.measure.speed import (
     expected_seconds,
     forward_run,
     growth_exponent,
-    identity,
     matmul_peak,
     random_inputs,
     sdpa_entry,
     timed_rounds,
 )
-from skeinformer.lab.records import Record, check
+from skeinformer.lab.records import Record, check, key_of
 
 TINY: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 8, "rounds": 3}
 
@@ -69,7 +68,7 @@ def _fields(record: Record) -> tuple[Any, Any]:
 def test_what_a_record_holds() -> None:
     entries = [contender_entry(parse(spec), 8, 16) for spec in ("skeinformer:num_pilots=4", "vmean", "reformer")]
     steps: list[float] = []
-    rows = list(bench_records(entries, [128, 64], **TINY, on_step=lambda stage, detail, done: steps.append(done)))
+    rows = list(bench_records(entries, [128, 64], **TINY, on_step=lambda detail, done: steps.append(done)))
     assert [(r["n"], r["mode"], r["method"]) for r in rows] == [
         (n, mode, method)
         for n in (64, 128)
@@ -132,14 +131,14 @@ def test_what_is_known_is_not_measured_again() -> None:
     assert all(r["ratio"] is not None for r in more)  # SDPA ran beside it
     other = list(bench_records([FAST], [32], known=known, **{**TINY, "batch": 2}))
     assert len(other) == 4
-    assert not {identity(r) for r in other} & {identity(r) for r in known}
+    assert not {key_of(r, IDENTITY) for r in other} & {key_of(r, IDENTITY) for r in known}
 
 
 def test_identity_is_of_the_settings() -> None:
     record: Record = dict.fromkeys(IDENTITY, 1)
-    assert identity({**record, "seconds": 1.0, "started": "now"}) == identity(record)
+    assert key_of({**record, "seconds": 1.0, "started": "now"}, IDENTITY) == key_of(record, IDENTITY)
     for name in IDENTITY:
-        assert identity({**record, name: 2}) != identity(record)
+        assert key_of({**record, name: 2}, IDENTITY) != key_of(record, IDENTITY)
 
 
 def test_methods_that_would_take_too_long_are_left_out_with_the_reason() -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib", reason="needs the extra `report`")
 from skeinformer.lab.records import Record
 from skeinformer.lab.report import page as page_module
 from skeinformer.lab.report.demo import COLUMNS, figure_svg, summary, write_figure
-from skeinformer.lab.report.format import number, plus_minus, seconds, size, spread
+from skeinformer.lab.report.format import number, plus_minus, seconds, size, with_error
 from skeinformer.lab.report.sections import write_report
 from skeinformer.lab.report.svg import INK
 from tests.lab.report.parsed import Page
@@ -174,11 +174,11 @@ def test_the_figure_is_the_same_for_the_same_records() -> None:
         (seconds(None), ""),
         (size(3 * 2**20), "3.00 MiB"),
         (size(512), "0.500 KiB"),
-        (spread(0.5, 0.01), "0.500 ± 0.010"),
-        (spread(0.0146, 0.0002), "0.0146 ± 0.0002"),
-        (spread(0.5, None), "0.500"),
-        (spread(1e-7, 1e-8), "1.0e-07"),
-        (spread(None, None), ""),
+        (with_error(0.5, 0.01), "0.500 ± 0.010"),
+        (with_error(0.0146, 0.0002), "0.0146 ± 0.0002"),
+        (with_error(0.5, None), "0.500"),
+        (with_error(1e-7, 1e-8), "1.0e-07"),
+        (with_error(None, None), ""),
         (plus_minus(0.0123), "± 0.012"),
         (plus_minus(4.2), "± 4.2"),
         (plus_minus(15.3), "± 15"),

@@ -6,7 +6,7 @@ import pytest
 
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.frontier import (
-    EXACT,
+    EXACT_POINT,
     Point,
     approximations,
     frontier,
@@ -23,20 +23,20 @@ SLOW = Point("Slow", 64, 0.15, 0.3)  # beaten by SMALL
 
 def test_the_frontier_holds_what_nothing_beats_in_any_order() -> None:
     for field in permutations([LARGE, VMEAN, SLOW, SMALL]):
-        assert frontier(field) == [VMEAN, SMALL, LARGE, EXACT]
+        assert frontier(field) == [VMEAN, SMALL, LARGE, EXACT_POINT]
 
 
 def test_the_definition_of_the_frontier() -> None:
     field = [Point("a", d, (d * 7 % 11 + 1) / 12, (d * 5 % 13 + 1) / 14) for d in range(1, 60)]
     kept = frontier(field)
-    assert kept[-1] == EXACT
+    assert kept[-1] == EXACT_POINT
     for point in field:
-        beaten = any(other.beats(point) for other in (*field, EXACT))
+        beaten = any(other.beats(point) for other in (*field, EXACT_POINT))
         assert (point in kept) != beaten or any(other[2:4] == point[2:4] for other in kept)
 
 
 def test_nothing_slower_than_the_exact_kernel_is_on_it() -> None:
-    assert frontier([Point("a", 8, 1.5, 0.1), Point("b", 8, 1.0, 0.1)]) == [EXACT]
+    assert frontier([Point("a", 8, 1.5, 0.1), Point("b", 8, 1.0, 0.1)]) == [EXACT_POINT]
 
 
 def test_a_point_does_not_beat_its_equal() -> None:
@@ -78,12 +78,12 @@ def test_a_rival_that_is_better_where_ours_end_beats_no_size() -> None:
 
 def test_ours_beaten_by_ours_is_no_loss() -> None:
     accurate = Point("Cluster sketch, quality accurate", 32, 0.09, 0.1, True)
-    assert frontier([SMALL, accurate]) == [accurate, EXACT]
+    assert frontier([SMALL, accurate]) == [accurate, EXACT_POINT]
     assert lost([SMALL, accurate]) == {}
 
 
 def test_ours_slower_than_the_exact_kernel_are_beaten_by_it() -> None:
-    assert lost([SMALL._replace(time=1.2)]) == {SMALL._replace(time=1.2): EXACT}
+    assert lost([SMALL._replace(time=1.2)]) == {SMALL._replace(time=1.2): EXACT_POINT}
 
 
 def test_without_ours_there_is_no_verdict() -> None:
