@@ -19,7 +19,7 @@ LAB = [
     "lab.training.model",
     "lab.measure",
     "lab.training",
-    "lab.progress",
+    "lab.console",
     "lab.report",
     "lab.methods_page",
     "lab.commands",

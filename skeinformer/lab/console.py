@@ -32,6 +32,7 @@ def plain_table(
     its cells.
     """
     table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.show_edge = title is None
     for heading in headings:
         table.add_column(heading, justify="left" if heading in WORDS else "right", no_wrap=heading != broken)
     last: Sequence[str] | None = None
