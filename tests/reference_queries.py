@@ -30,7 +30,7 @@ def gradients(
     C, e = Q.new_zeros(Q.shape[1], V.shape[1]), Q.new_zeros(Q.shape[1])
     for c in range(d):
         members = [i for i in range(len(Q)) if cluster[i] == c and G[i].norm() > 0]
-        weights = [math.sqrt(float(G[i].norm() / G.abs().max())) for i in members]
+        weights = [math.sqrt(float(G[i].abs().max())) for i in members]
         if not members:
             continue
         q = sum(w * Q[i] for w, i in zip(weights, members, strict=True)) / sum(weights)
@@ -40,10 +40,9 @@ def gradients(
         for j in range(len(K)):
             dV[j] += P[j] * g
             dK[j] += scale * P[j] * (dot(g, V[j]) - dot(g, o)) * q
-        mean = sum(Q[i] for i in members) / len(members)
         for i in members:
-            C += torch.outer(Q[i] - mean, G[i])
-            e += (Q[i] - mean) * dot(G[i], R[i])
+            C += torch.outer(Q[i] - q, G[i])
+            e += (Q[i] - q) * dot(G[i], R[i])
     for j in range(len(K)):
         dK[j] += scale * mass[j] * (C @ V[j] - e)
     return dK, dV

@@ -9,7 +9,7 @@ what flows through the clusters' weights. So the backward pass sketches the othe
 cluster c is one exact row, that of the mean query q_c with the summed gradient G_c,
 
     dV = sum_c P_cj G_c              dK_j = s sum_c P_cj (G_c . v_j - G_c . O_c) q_c + s m_j (C v_j - e)
-    C = sum_i (q_i - q_c) G_i^T about the plain means        e likewise with delta        m_j the mass of key j
+    C = sum_i (q_i - q_c) G_i^T        e = sum_i (q_i - q_c) delta_i        m_j the mass of key j
 
 where the last term of dK is what the means miss, to first order. Rows are exact, so nothing can blow up; where every
 query has a cluster of its own the gradients are exact. docs/cluster.md derives it.
@@ -49,21 +49,21 @@ def query_gradients(
 ) -> tuple[Tensor, Tensor]:
     """dK and dV by at most `size` virtual queries. Time O(n d p), memory O(n p)."""
     dtype, d, p_v = statistics_dtype(query), min(size, query.shape[-2]), value.shape[-1]
-    unit = gradient.abs().amax((-2, -1), keepdim=True).to(dtype)  # in it squares and sums are of moderate size
-    unit = unit.where(unit > 0, 1)
-    norm: Tensor = torch.linalg.vector_norm(gradient / unit, dim=-1, dtype=dtype)  # (b, h, n)
+    norm: Tensor = torch.linalg.vector_norm(gradient, torch.inf, dim=-1, dtype=dtype)  # (b, h, n), no squares
+    unit = norm.amax(-1, keepdim=True)
+    norm = norm / unit.where(unit > 0, 1)
     places = query.detach().to(dtype)
     metric = query_metric(gather_rows(key, asked), asked_live)
     sample = sample_without_replacement(norm.log(), u, SAMPLE * d)
     assignment = nearest(places, find_centers(places, sample, d, 1, metric), metric)  # (b, h, n)
-    sums = query_sums(query.detach(), gradient, output.detach(), norm.sqrt(), unit, assignment, d)
-    mean = sums.weighted / sums.total.clamp(min=torch.finfo(dtype).tiny)  # (b, h, d, p), q_c
-    centered = sums.product - (sums.queries / sums.members.clamp(min=1)).mT @ sums.gradient
-    C, e = centered[..., :p_v], centered[..., p_v:]  # (b, h, p, p_v), (b, h, p, 1)
-    rows, of_rows = mean.to(query.dtype), sums.gradient[..., :p_v].to(query.dtype)
-    d_key, d_value = row_gradients(rows, key, value, log_weight, of_rows, scale)
-    d_key = d_key + (value.to(dtype) @ C.mT - e.mT) * (scale * mass[..., None])
-    return (d_key * unit).to(key.dtype), (d_value * unit).to(value.dtype)
+    sums = query_sums(query.detach(), gradient, output.detach(), norm.sqrt(), assignment, d)
+    mean = sums.queries / sums.weight.clamp(min=torch.finfo(dtype).tiny)  # (b, h, d, p), q_c
+    d_key, d_value = row_gradients(mean, key, value, log_weight, sums.gradient[..., :p_v], scale)
+    # what the means miss: sum_i (q_i - q_c) [G_i, delta_i]^T
+    missed = sums.product - mean.mT @ sums.gradient  # (b, h, p, p_v + 1)
+    C, e = missed[..., :p_v], missed[..., p_v:]  # (b, h, p, p_v), (b, h, p, 1)
+    d_key.addcmul_(mass[..., None], (value.to(dtype) @ C.mT).sub_(e.mT), value=scale)
+    return d_key.to(key.dtype), d_value.to(value.dtype)
 
 
 def virtual_queries(
