@@ -167,7 +167,10 @@ def make_cases(options: Finetune) -> list[Case]:
 def load_data(options: Finetune, pretrained: Pretrained) -> Data:
     """The reviews that are long enough, those of the test drawn by seed 0 of all that are."""
     rows = read_rows(options.data)
-    splits = {split: tokenize(options, pretrained, [row for row in rows if row[0] == split]) for split in SPLITS}
+    splits = {
+        split: tokenize(pretrained, [row for row in rows if row[0] == split], options.length, options.min_tokens)
+        for split in SPLITS
+    }
     for split, least in (("train", options.batch), ("test", options.test_examples)):
         if len(splits[split].labels) < least:
             raise ValueError(
@@ -199,13 +202,13 @@ def read_rows(path: Path) -> list[tuple[str, int, str]]:
     return rows
 
 
-def tokenize(options: Finetune, pretrained: Pretrained, rows: Sequence[tuple[str, int, str]]) -> Reviews:
-    """The reviews that have `min_tokens` tokens, cut after `length` and padded to it."""
-    n, tokenizer = options.length, pretrained.tokenizer
-    long = [row for row in rows if len(row[2]) >= SHORTEST_TOKEN * options.min_tokens]
+def tokenize(pretrained: Pretrained, rows: Sequence[tuple[str, int, str]], n: int, min_tokens: int) -> Reviews:
+    """The reviews that have `min_tokens` tokens, cut after n and padded to it."""
+    tokenizer = pretrained.tokenizer
+    long = [row for row in rows if len(row[2]) >= SHORTEST_TOKEN * min_tokens]
     texts = [text.replace("<br />", " ") for _, _, text in long]
     found = tokenizer(texts, truncation=True, max_length=n, verbose=False)["input_ids"] if texts else []
-    kept = [(tokens, row[1]) for tokens, row in zip(found, long, strict=True) if len(tokens) >= options.min_tokens]
+    kept = [(tokens, row[1]) for tokens, row in zip(found, long, strict=True) if len(tokens) >= min_tokens]
     tokens = torch.full((len(kept), n), int(tokenizer.pad_token_id))
     mask = torch.zeros(len(kept), n, dtype=torch.bool)
     for row, (ids, _) in enumerate(kept):

@@ -28,6 +28,7 @@ from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import scramble
 
 SAMPLE = 8  # queries per virtual query that the Lloyd step sees
+LEAST = 32  # virtual queries: fewer are hardly faster
 ASKED = 4  # keys per dimension that the metric is made of
 BITS = 23  # of a uniform number
 
@@ -73,9 +74,9 @@ def virtual_queries(
     size: int,
     width: int,
 ) -> Estimate:
-    """`query_gradients` of `size` virtual queries, drawn by the numbers that decided the output already."""
+    """`query_gradients` of `size` virtual queries or LEAST, drawn by the numbers that decided the output already."""
     asked = uniform_rows(of_keys, key_mask, ASKED * width)
-    return Estimate(query_gradients, (fresh_numbers(of_queries), *asked, mass), size)
+    return Estimate(query_gradients, (fresh_numbers(of_queries), *asked, mass), max(size, LEAST))
 
 
 def fresh_numbers(u: Tensor) -> Tensor:

@@ -59,6 +59,23 @@ def statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def first_derivative_only(backward: Callable[P, R]) -> Callable[P, R]:
+    """Decorate the backward pass of an autograd.Function that cannot be differentiated itself: asked to be, it raises.
+
+    Torch's own `once_differentiable` raises only on the way through `.backward()`; elsewhere it gives zeros.
+    """
+
+    @wraps(backward)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+        if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "sketched attention has no second derivative: call with create_graph=False, or use method='softmax'"
+            )
+        return backward(*args, **options)
+
+    return checked
+
+
 def fast_form(
     of: Callable[P, R], *, differentiable: bool = False, half: bool = True
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from skeinformer.kernels.choice import at_hand, recorded
+from skeinformer.kernels.choice import at_hand, first_derivative_only, recorded
 from skeinformer.kernels.fused import attend, attend_backward, attend_with_normalizer
 from skeinformer.kernels.rows import batches, gather_rows, write_rows_
 
@@ -166,6 +165,7 @@ class AddGradient(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:7], *inputs[10:])
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         output, key, value, query, log_weight, indices, full, *drawn = ctx.saved_tensors
         of_others = gradient
@@ -249,7 +249,7 @@ class _AttendMerged(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         key, value, log_weight, full, rows, query, output, normalizer, *rest = ctx.saved_tensors
         keys, values, slope, weight, *rest = rest

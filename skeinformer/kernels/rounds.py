@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from skeinformer.kernels.choice import fast_form
+from skeinformer.kernels.choice import fast_form, first_derivative_only
 
 
 class Chunks(NamedTuple):
@@ -92,7 +91,7 @@ class _AttendRounds(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, z, w, output, *rest = ctx.saved_tensors
         chunks, (b, h, n, p) = Chunks(*rest), output.shape

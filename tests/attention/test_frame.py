@@ -145,3 +145,32 @@ def test_a_method_of_one_file_works_in_the_frame() -> None:
     assert repr(module) == "Toy(head_dim=4, budget=3, power=2.0)"
     with pytest.raises(TypeError, match="Toy has no option 'powers'; did you mean 'power'"):
         Toy(head_dim=4, powers=2.0)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_second_derivatives_are_right_or_an_error(name: str) -> None:
+    """Never zeros or a detached gradient without a word."""
+    inputs = tuple(x.requires_grad_() for x in dict.fromkeys(inputs_for(name, 1, 2, 30)))
+    module = VARIANTS[name].build(budget=5)
+    q, v = inputs[0], inputs[-1]
+    k = q if len(inputs) == 2 else inputs[1]
+    noise = draw(module, q, k)
+
+    def penalty(value: Tensor) -> Tensor:
+        output = module(q, k, value, noise=noise)
+        (first,) = torch.autograd.grad(output.square().sum(), value, create_graph=True)
+        return first.square().sum()
+
+    second, refused = None, ""
+    try:
+        (second,) = torch.autograd.grad(penalty(v), v)
+    except RuntimeError as error:
+        refused = str(error)
+    if second is None:
+        assert "second derivative" in refused or "derivative for" in refused  # ours, or torch's of its kernel
+        return
+    step = 1e-5
+    direction = torch.randn(v.shape, generator=generator(4), dtype=v.dtype)
+    moved = [float(penalty((v + sign * step * direction).detach().requires_grad_())) for sign in (1, -1)]
+    expected = (moved[0] - moved[1]) / (2 * step)
+    assert float((second * direction).sum()) == pytest.approx(expected, rel=1e-4, abs=1e-6)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from skeinformer.lab.lra.archives import damage_named, members
 from skeinformer.lab.lra.holdout import hold_out
 from skeinformer.lab.lra.store import Example
+from skeinformer.registry import check_count
 
 SIDE = 32
 PIXELS = SIDE * SIDE
@@ -36,18 +37,21 @@ ALLOWED = {
 
 
 class Images(NamedTuple):
-    pixels: NDArray[np.uint8]  # (N, 1024), gray
+    pixels: NDArray[np.uint8]  # (N, 1024), gray; fewer where they were shrunk
     labels: NDArray[np.uint8]  # (N,)
 
 
-def read_image(source: Path, *, valid: int, seed: int) -> dict[str, Iterator[Example]]:
+def read_image(source: Path, *, valid: int, seed: int, side: int = SIDE) -> dict[str, Iterator[Example]]:
     """The splits of `source`, with `valid` images held out of the training set, equally many of each class.
 
     `source` is the folder cifar-10-batches-py or cifar-10-batches-bin, the tar.gz of one, or a folder with
     gray_train_x.npy, gray_test_x.npy (or .npy.xz; uint8, N x 32 x 32) and labels.npz (train, test). An image that the
-    training set has twice is never held out.
+    training set has twice is never held out. `side` is the width and height of the images: a pixel is the mean of a
+    square of the original's.
     """
-    train, test = _read_arrays(source) if (source / "labels.npz").exists() else _read_batches(source)
+    check_side(side)
+    read = _read_arrays(source) if (source / "labels.npz").exists() else _read_batches(source)
+    train, test = (Images(shrink(images.pixels, side), images.labels) for images in read)
     held_out = hold_out([row.tobytes() for row in train.pixels], train.labels.tolist(), valid, seed)
     splits = {
         "train": Images(train.pixels[~held_out], train.labels[~held_out]),
@@ -61,6 +65,22 @@ def gray(colours: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """0.2989 R + 0.587 G + 0.114 B of (N, 3, pixels), rounded as TensorFlow's rgb_to_grayscale does."""
     share: NDArray[np.float32] = (colours.astype(np.float32) / 255 * WEIGHTS[:, None]).sum(1)  # (N, pixels)
     return (share * 255.5).astype(np.uint8)
+
+
+def shrink(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """Images of (N, 1024) as (N, side^2): the mean of each square of pixels, rounded, a half up."""
+    width = SIDE // side
+    squares = pixels.reshape(-1, side, width, side, width)
+    total: NDArray[np.uint32] = squares.sum((2, 4), dtype=np.uint32)  # (N, side, side)
+    mean = (2 * total + width**2) // (2 * width**2)
+    return mean.astype(np.uint8).reshape(-1, side**2)
+
+
+def check_side(side: int) -> None:
+    """A ValueError where 32 pixels cannot be cut into `side` equal parts."""
+    check_count("side", side)
+    if SIDE % side:
+        raise ValueError(f"side is {side}, expected a divisor of {SIDE}: 1, 2, 4, 8, 16 or 32")
 
 
 def _examples(images: Images) -> Iterator[Example]:

@@ -89,12 +89,14 @@ class Retrieval(Target):
 
 @dataclass(frozen=True, kw_only=True)
 class Image(Target):
-    """CIFAR-10 in gray, 32 x 32 pixels row by row."""
+    """CIFAR-10 in gray, 32 x 32 pixels row by row, or fewer."""
 
     source: Path
     """The folder cifar-10-batches-py or -bin, its tar.gz, or one of gray_{train,test}_x.npy(.xz) and labels.npz."""
     valid: int = 5_000
     """Images held out of the training set for validation."""
+    side: int = image.SIDE
+    """Width and height: 16 makes 256 tokens, each the mean of 2 x 2 pixels."""
     seed: int = 0
     """Of the choice of validation images."""
 
@@ -209,16 +211,16 @@ def _pathfinder(task: Pathfinder, closing: ExitStack) -> Prepared:
 
 
 def _image(task: Image, closing: ExitStack) -> Prepared:
-    splits = image.read_image(task.source, valid=task.valid, seed=task.seed)
+    splits = image.read_image(task.source, valid=task.valid, seed=task.seed, side=task.side)
     facts = {
         "task": "image",
         "source": _name(task.source),
         "vocab_size": image.VOCAB_SIZE,
         "num_classes": image.NUM_CLASSES,
         "sequences": 1,
-        "max_len": image.PIXELS,
+        "max_len": task.side**2,
         "seed": task.seed,
-        "options": {"valid": task.valid},
+        "options": {"valid": task.valid, "side": task.side},
     }
     return Prepared(facts, splits)
 

@@ -129,6 +129,10 @@ def test_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (store.meta.task, store.meta.source, store.meta.max_len) == ("image", "cifar", 1024)
     assert store.meta.splits == {"train": 30, "valid": 10, "test": 20}
     np.testing.assert_array_equal(store.split("test").sequence(3), np.load(source / "gray_test_x.npy")[3].ravel())
+    assert data("image", "--source", source, "--out", tmp_path / "small", "--valid", 10, "--side", 16) == 0
+    small = open_store(tmp_path / "small", verify=True)
+    assert (small.meta.max_len, small.meta.options["side"]) == (256, 16)
+    assert len(small.split("train").sequence(0)) == 256
     np.savez(source / "labels.npz", train=np.arange(40) % 11, test=np.arange(20) % 10)
     line = failure(capsys, tmp_path, "image", "--source", source, "--out", tmp_path / "b", "--valid", 10)
     assert line.endswith("labels.npz, train, row 10: the label is 10, expected 0 to 9")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from skeinformer.lab.lra.image import gray, read_image
+from skeinformer.lab.lra.image import gray, read_image, shrink
 from skeinformer.lab.lra.store import Example
 from tests.lab.lra.sources import shared
 
@@ -116,6 +116,27 @@ def test_gray() -> None:
     assert found == [0, 255, 76, 149, 29, 18]  # 0.2989 R + 0.587 G + 0.114 B, times 255.5 / 255, cut
     every = np.repeat(np.arange(256, dtype=np.uint8)[:, None, None], 3, 1)
     assert np.abs(gray(every).ravel().astype(int) - np.arange(256)).max() <= 1
+
+
+def test_a_pixel_of_a_smaller_image_is_the_mean_of_a_square() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 1024)).astype(np.uint8)
+    np.testing.assert_array_equal(shrink(pixels, 32), pixels)
+    for side in (1, 8, 16):
+        width = 32 // side
+        means = pixels.reshape(3, 32, 32).astype(float)[:, :width, -width:].mean((1, 2))  # of the upper right corner
+        np.testing.assert_array_equal(shrink(pixels, side)[:, side - 1], np.floor(means + 0.5))
+    assert shrink(np.full((1, 1024), 255, np.uint8), 16).tolist() == [[255] * 256]
+
+
+def test_smaller_images_keep_order_and_labels(tmp_path: Path) -> None:
+    source = write_binary(tmp_path / "bin", batches())
+    whole = list(read_image(source, valid=20, seed=0)["test"])
+    small = list(read_image(source, valid=20, seed=0, side=16)["test"])
+    assert [example.label for example in small] == [example.label for example in whole]
+    for one, other in zip(small, whole, strict=True):
+        np.testing.assert_array_equal(one.sequences[0], shrink(other.sequences[0][None], 16)[0])
+    with pytest.raises(ValueError, match="side is 12, expected a divisor of 32: 1, 2, 4, 8, 16 or 32"):
+        read_image(source, valid=20, seed=0, side=12)
 
 
 def test_an_image_that_is_there_twice_is_never_held_out(tmp_path: Path) -> None:

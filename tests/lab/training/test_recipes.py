@@ -51,7 +51,7 @@ def test_the_learning_rate_rises_and_falls_on_straight_lines() -> None:
     assert rates[109] == 0
     assert rates[:10] == sorted(rates[:10])
     assert rates[9:] == sorted(rates[9:], reverse=True)
-    assert learning_rate(recipe("cpu", "text", warmup=0, steps=1), 0) == 1e-3
+    assert learning_rate(recipe("cpu", "text", warmup=0, steps=1, learning_rate=1e-3), 0) == 1e-3
 
 
 @pytest.mark.parametrize(
