@@ -5,14 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Literal, NamedTuple
 
+from skeinformer.attention import METHODS
 from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.figures import Panel, Series, Styles, grid_html
 from skeinformer.lab.report.format import (
-    NOT_RIVALS,
     REFERENCE,
     between,
     count,
     distinct,
+    is_approximation,
     label,
     number,
     operations,
@@ -288,7 +289,7 @@ def _shown(rows: Sequence[Record], measure: str) -> Sequence[Record]:
     most = MEASURES[measure].most
     if most == math.inf:
         return rows
-    return [r for r in rows if r.get("method") not in NOT_RIVALS and (real(r, measure) or math.inf) <= most]
+    return [r for r in rows if is_approximation(r) and (real(r, measure) or math.inf) <= most]
 
 
 def _decimals(value: Value) -> str:
@@ -306,12 +307,9 @@ def _by_label(rows: Iterable[Record], field: str) -> dict[str, list[Record]]:
 
 
 def _at_largest(rows: Iterable[Record], method: str) -> Record | None:
-    """The method's row at its largest d, with its default options. Informer with its mask is Informer, if nothing is
-    padded.
-    """
+    """The method's row at its largest d, with its default options; else that of one that computes the same."""
     rows = [r for r in rows if real(r, "spectral") is not None and not r.get("options")]
-    names = (method, "informer_mask") if method == "informer" else (method,)
-    for name in names:
+    for name in (method, *(other for other, row in METHODS.items() if row.same_as == method)):
         if found := [r for r in rows if r.get("method") == name]:
             return max(found, key=lambda r: real(r, "budget") or 0)
     return None

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from skeinformer.attention import METHODS
 from skeinformer.compare.format import between, count, listed, number, percent
 from skeinformer.lab.records import Record, Value
 
@@ -10,6 +11,7 @@ __all__ = [
     "between",
     "count",
     "distinct",
+    "is_approximation",
     "label",
     "listed",
     "number",
@@ -24,7 +26,6 @@ __all__ = [
 ]
 
 REFERENCE = "softmax"  # the method that the others approximate
-NOT_RIVALS = (REFERENCE, "softmax_dropout")  # exact but for the dropout of training: never the best approximation
 ROUNDING = 1e-4  # an error below is one of float32 arithmetic
 
 
@@ -63,6 +64,12 @@ def with_error(value: Value, standard_error: Value) -> str:
         return number(value)
     decimals = max(3, 2 - math.floor(math.log10(value)))
     return f"{value:.{decimals}f} ± {standard_error:.{decimals}f}"
+
+
+def is_approximation(record: Record) -> bool:
+    """Is the record of a method that approximates exact attention, and not of exact attention itself?"""
+    row = METHODS.get(str(record.get("method")))
+    return row is None or row.exact_from != 0
 
 
 def label(record: Record) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from skeinformer.lab.records import Record
-from skeinformer.lab.report.format import NOT_RIVALS, label, number, real
+from skeinformer.lab.report.format import is_approximation, label, number, real
 from skeinformer.lab.report.tables import Column, table_html, table_markdown
 
 OURS = "cluster"  # the method, with any options
@@ -45,7 +45,7 @@ def approximations(rows: Iterable[Record], direction: str) -> list[Point]:
     found = []
     for row in rows:
         time, error, budget = real(row, f"{direction}_ratio"), real(row, "spectral_relative"), real(row, "budget")
-        if time is not None and error is not None and row.get("method") not in NOT_RIVALS:
+        if time is not None and error is not None and is_approximation(row):
             size = None if budget is None else int(budget)
             found.append(Point(label(row), size, time, error, row.get("method") == OURS))
     return found

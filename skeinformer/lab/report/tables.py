@@ -6,7 +6,7 @@ from html import escape
 from typing import Literal, NamedTuple
 
 from skeinformer.lab.records import Record, Value
-from skeinformer.lab.report.format import NOT_RIVALS, between, label, real
+from skeinformer.lab.report.format import between, is_approximation, label, real
 
 
 class Column(NamedTuple):
@@ -21,11 +21,6 @@ class Column(NamedTuple):
     field: str | None = None
     best: Literal["low", "high", None] = None
     data: Mapping[str, str] = {}
-
-
-def is_approximation(record: Record) -> bool:
-    """Is the record of a method that approximates exact attention, and not of exact attention itself?"""
-    return record.get("method") not in NOT_RIVALS
 
 
 def table_html(
