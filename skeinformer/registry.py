@@ -13,8 +13,8 @@ OTHER_NAMES = {
     **dict.fromkeys(
         ("num_samples", "samples", "num_features", "num_landmarks", "num_clusters", "sketch_size"), "budget"
     ),
+    "d": "budget",
     "pilots": "num_pilots",
-    "n_heads": "num_heads",
 }
 
 
@@ -42,7 +42,7 @@ def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> Non
         if name not in known:
             options = ", ".join(known) if known else "none"
             others = {other: option for other, option in OTHER_NAMES.items() if option in known}
-            nearest = _nearest(name, [*known, *others])
+            nearest = name if name in others else _nearest(name, [*known, *others])
             suggestion = f"; did you mean {others.get(nearest, nearest)!r}?" if nearest else "."
             raise TypeError(f"{owner} has no option {name!r}{suggestion} Its options: {options}.")
 

@@ -43,6 +43,7 @@ VARIANTS: dict[str, Variant] = {
     "informer_mask-paper": Variant("informer_mask", {"sparsity": "paper"}),
     "longformer-two_globals": Variant("longformer", {"global_tokens": (0, 6)}),
     "reformer-across_buckets": Variant("reformer", {"across_buckets": True, "count_duplicates": True}),
+    "cluster-queries": Variant("cluster", {"gradient": "queries"}),
     "cluster-two_steps": Variant("cluster", {"num_steps": 2, "num_pilots": 3}),
     "cluster-no_steps": Variant("cluster", {"num_steps": 0, "num_pilots": 3, "first_order": False}),
     "skeinformer-few_pilots": Variant("skeinformer", {"num_pilots": 2}),

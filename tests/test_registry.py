@@ -48,23 +48,21 @@ def test_choice() -> None:
 def test_options() -> None:
     check_options("sketch 'srht'", [], [])
     check_options("x", ["a"], iter(["a", "b"]))
-    with pytest.raises(
-        TypeError, match="attention 'x' has no option 'num_sample'; did you mean 'num_samples'"
-    ) as error:
-        check_options("attention 'x'", ["num_samples", "num_sample"], ["num_samples", "scale"])
-    assert "Its options: num_samples, scale" in str(error.value)
+    with pytest.raises(TypeError, match="attention 'x' has no option 'num_pilot'; did you mean 'num_pilots'") as error:
+        check_options("attention 'x'", ["num_pilots", "num_pilot"], ["num_pilots", "scale"])
+    assert "Its options: num_pilots, scale" in str(error.value)
     with pytest.raises(TypeError, match="Its options: none"):
         check_options("sketch 'srht'", ["density"], [])
 
 
 def test_count() -> None:
-    check_count("num_samples", 1)
-    check_count("num_samples", 2**40)
+    check_count("num_pilots", 1)
+    check_count("num_pilots", 2**40)
     for value in (0, -3):
-        with pytest.raises(ValueError, match=f"num_samples must be at least 1, got {value}"):
-            check_count("num_samples", value)
+        with pytest.raises(ValueError, match=f"num_pilots must be at least 1, got {value}"):
+            check_count("num_pilots", value)
     for wrong, kind in ((2.0, "float"), ("8", "str"), (None, "NoneType"), (True, "bool")):
         with pytest.raises(
-            TypeError, match=f"num_samples must be an integer of at least 1, got {wrong!r} of type {kind}"
+            TypeError, match=f"num_pilots must be an integer of at least 1, got {wrong!r} of type {kind}"
         ):
-            check_count("num_samples", wrong)
+            check_count("num_pilots", wrong)

@@ -1,7 +1,6 @@
 """The frame of every attention, written once: options, noise, the module, the certificate, the functional form."""
 
 import inspect
-from abc import ABC
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, overload
@@ -22,17 +21,10 @@ NUM_CHECKS = 32  # rows that the certificate computes, unless told otherwise
 I_co = TypeVar("I_co", covariant=True)
 
 
-class Options(NamedTuple):
+class BudgetOnly(NamedTuple):
     """The options of a method that has none of its own."""
 
     budget: int = 256
-
-
-class ScaledOptions(NamedTuple):
-    """The options of a method that has a scale and none of its own."""
-
-    budget: int = 256
-    scale: float | None = None
 
 
 class Trace(NamedTuple):
@@ -55,7 +47,7 @@ class Info(NamedTuple):
     error_se: Tensor  # (b, h) its standard error
 
 
-class Attention(nn.Module, ABC):
+class Attention(nn.Module):
     """Attention with a fixed contract. A method supplies `Options`, `draw` if it is random, and `compute`.
 
     head_dim: p, the width of queries and keys. max_len: the longest sequence, for methods with parameters per position.
@@ -64,8 +56,8 @@ class Attention(nn.Module, ABC):
     (a method that cannot keep this says so).
     """
 
-    Options: ClassVar[type[Any]] = Options
-    """A NamedTuple of the method's options with their defaults; `budget` is one of them."""
+    Options: ClassVar[type[Any]] = BudgetOnly
+    """A NamedTuple of the method's options with their defaults. `budget` is one; `scale` is s, where there is one."""
     sizes: ClassVar[tuple[str, ...]] = ()
     """Options that set the size which the budget would else decide."""
     deciding: ClassVar[tuple[str, ...]] = ()
@@ -92,9 +84,12 @@ class Attention(nn.Module, ABC):
         return names
 
     @classmethod
-    def read(cls, options: Mapping[str, Any]) -> Any:
-        """The options as `Options`, checked; or an error that says which is wrong and what it may be."""
-        check_options(cls.__name__, options, (*cls.option_names(**options), *OF_THE_MODULE))
+    def read(cls, options: Mapping[str, Any], owner: str = "") -> Any:
+        """The options as `Options`, checked; or an error that says which is wrong and what it may be.
+
+        owner: what the user called, for the error; the class unless given.
+        """
+        check_options(owner or cls.__name__, options, cls.option_names(**options))
         given = {name: value for name, value in options.items() if name != "budget" or value is not None}
         for name in cls.sizes:
             if given.get(name) is not None and "budget" in given:
@@ -106,10 +101,10 @@ class Attention(nn.Module, ABC):
             check_count("budget", read.budget)
         if getattr(read, "scale", None) is not None:
             check_number("scale", read.scale, "a finite number, or None for 1/sqrt(p)")
-        return cls.check_options(read)
+        return cls.complete(read)
 
     @staticmethod
-    def check_options(options: Any) -> Any:
+    def complete(options: Any) -> Any:
         """The options with what follows from others filled in, or an error that names the wrong one."""
         return options
 
@@ -145,7 +140,11 @@ class Attention(nn.Module, ABC):
         generator: torch.Generator | None = None,
         num_checks: int = NUM_CHECKS,
     ) -> tuple[Tensor, Any]:
-        """What a call returns, to the bit, and how far it is off: `num_checks` exact rows estimate its error."""
+        """What a call returns, to the bit, and how far it is from softmax(s Q K^T) V: `num_checks` exact rows tell.
+
+        Rows that decided something are no check rows, so that there may be fewer. The target is softmax attention for
+        every method, also for those that approximate another (reformer, linear_transformer).
+        """
         check_count("num_checks", num_checks)
         inputs, noise, rand = self.settle(query, key, value, key_mask, query_mask, noise, generator)
         output, trace = run(self.attend, inputs, noise)
@@ -286,7 +285,7 @@ def as_function(kind: type[Attention], info: type[I_co], name: str) -> Function[
         num_checks: int = NUM_CHECKS,
         **options: Any,
     ) -> Any:
-        read = kind.read(options)
+        read = kind.read(options, name)
         check_count("num_checks", num_checks)
         inputs = prepare(query, key, value, key_mask, query_mask)
         settled, rand = settle_noise(partial(kind.draw, options=read), inputs, noise, generator)
@@ -296,6 +295,7 @@ def as_function(kind: type[Attention], info: type[I_co], name: str) -> Function[
         return output, certificate(kind, read, inputs, output, trace, rand, num_checks)
 
     attention.__name__ = attention.__qualname__ = name
+    attention.__module__ = kind.__module__  # where the name is: functions are pickled by it
     attention.__doc__ = (
         f"{kind.__doc__}\n\n    With `return_info` the result is (output, {info.__name__}), the output the same to the "
         "bit;\n    `num_checks` more rows are then computed to estimate its error.\n    "

@@ -62,7 +62,7 @@ class BigBird(BlockSparse):
     sizes = ("block_size",)
 
     @staticmethod
-    def check_options(options: BigBirdOptions) -> BigBirdOptions:
+    def complete(options: BigBirdOptions) -> BigBirdOptions:
         size = max(1, options.budget // 4) if options.block_size is None else options.block_size
         check_count("block_size", size)
         check_count("num_random", options.num_random)

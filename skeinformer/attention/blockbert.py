@@ -32,7 +32,7 @@ class BlockBert(BlockSparse):
     sizes = ("num_blocks",)
 
     @staticmethod
-    def check_options(options: BlockBertOptions) -> BlockBertOptions:
+    def complete(options: BlockBertOptions) -> BlockBertOptions:
         if options.num_blocks is not None:
             check_count("num_blocks", options.num_blocks)
         shifts = options.shifts

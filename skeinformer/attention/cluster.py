@@ -40,7 +40,7 @@ class ClusterOptions(NamedTuple):
     num_pilots: int | None = None
     num_steps: int | None = None
     first_order: bool = True
-    gradient: Gradient = "queries"
+    gradient: Gradient = "keys"
     scale: float | None = None
 
 
@@ -70,13 +70,16 @@ def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions)
     query, key, value, key_mask, query_mask = inputs
     noise, scale = ClusterNoise(*noise), default_scale(query, options.scale)
     source = from_mask(key, value, key_mask)
-    d, num_pilots, num_steps = sizes(options)
+    d, num_pilots, num_steps = sizes_of(options)
     rows = uniform_rows(noise.pilots, query_mask, num_pilots)
     asked, spent = rows_of_metric(noise.pilots, query_mask, num_pilots, ASKED * query.shape[-1])
 
     # the gradient of exact attention, estimated; where every key has its own cluster the output's own is that
     estimated = options.gradient == "queries" and key.shape[-2] > d and recorded(key, value)
-    full = None if key_mask is None else (key_mask.sum(-1) <= d)[..., None, None]  # (b, 1, 1, 1)
+    full = None
+    if estimated and key_mask is not None:
+        few = (key_mask.sum(-1) <= d)[..., None, None]  # (b, 1, 1, 1)
+        full = None if known(~few) else few
 
     def make(key: Tensor, value: Tensor) -> tuple[Merged, tuple[Pilots, Clusters]]:
         pilots = compute_pilots(query, rows, source, scale, with_mass=True)
@@ -98,12 +101,11 @@ def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions)
         merged = Merged(clusters.merge, virtual, clusters.virtual.log_weight, pilots.as_rows(), estimate)
         return merged, (pilots, clusters)
 
-    full = None if full is None or known(~full) else full
     output, (pilots, clusters) = attend_merged(query, *source, make, scale, estimated=estimated, full=full)
     return output, Trace(pilots, noise.pilots, spent, (pilots, clusters))
 
 
-def sizes(options: ClusterOptions) -> tuple[int, int, int]:
+def sizes_of(options: ClusterOptions) -> tuple[int, int, int]:
     """Numbers of clusters, pilots and steps: those given, else those of the quality (pilots never above clusters)."""
     clusters, pilots, steps = QUALITIES[options.quality]
     clusters = clusters if options.budget is None else options.budget
@@ -115,7 +117,7 @@ def rows_of_metric(u: Tensor, mask: Tensor | None, num_pilots: int, size: int) -
     """The queries that make the metric, (b, h, size), and how many they are, (b, 1, 1).
 
     From the other end of the ranks than the pilots and the certificate's rows, which must decide nothing: of what the
-    pilots leave, all but NUM_CHECKS rows may be taken, and half of it at least.
+    pilots leave, all but NUM_CHECKS rows may be taken, and half of it at least. Only a check of every row has them too.
     """
     rows = uniform_rows(-u, mask, size)
     left = (count_real(u, mask) - num_pilots).clamp(min=0)
@@ -132,9 +134,10 @@ class Cluster(Attention):
     the metric of the queries. Means are weighted by the columns' mass in the pilot rows, and the log weights w' give
     each cluster its mass there. `first_order` adds the linear term: C is the covariance of keys and values within
     clusters, a in [0, 1] fits the pilots. `quality` sets what is not given: "fast" is 16 clusters (the `budget`, d)
-    and 16 pilots, "accurate" 128 and 64 (pilots never more than clusters), both with 1 Lloyd step. Clusters and their
-    weights carry no gradient; all keys and values do, through the means, the linear term and the pilot rows. Exact
-    where d is at least the number of real keys. No parameters.
+    and 16 pilots, "accurate" 128 and 64 (pilots never more than clusters), both with 1 Lloyd step. `gradient` is what
+    keys and values get in the backward pass: with "keys" the derivative of the output; with "queries" an estimate of
+    the gradient of exact attention, from the exact rows of d virtual queries or 32. Exact where d is at least the
+    number of real keys. No parameters.
     Time O(n (d + P + p) p), memory O((n + d) p).
     """
 
@@ -142,9 +145,9 @@ class Cluster(Attention):
     compute = staticmethod(cluster_sketch)
 
     @staticmethod
-    def check_options(options: ClusterOptions) -> ClusterOptions:
+    def complete(options: ClusterOptions) -> ClusterOptions:
         check_choice("quality", options.quality, tuple(QUALITIES))
-        budget, pilots, steps = sizes(options)
+        budget, pilots, steps = sizes_of(options)
         check_count("num_pilots", pilots)
         check_count("num_steps", steps, at_least=0)
         check_flag("first_order", options.first_order)
@@ -159,7 +162,7 @@ class Cluster(Attention):
     @staticmethod
     def describe(inputs: Inputs, trace: Trace, options: ClusterOptions, error: Tensor, error_se: Tensor) -> ClusterInfo:
         pilots, (merge, virtual, _, factor) = trace.found
-        d, num_pilots, _ = sizes(options)
+        d, num_pilots, _ = sizes_of(options)
         assignment, log_weight = merge.assignment, virtual.log_weights()
         if inputs.key_mask is not None:
             assignment = assignment.where(inputs.key_mask, -1)

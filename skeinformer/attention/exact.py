@@ -52,7 +52,7 @@ class Softmax(Attention):
     compute = staticmethod(softmax_attention)
 
     @staticmethod
-    def check_options(options: SoftmaxOptions) -> SoftmaxOptions:
+    def complete(options: SoftmaxOptions) -> SoftmaxOptions:
         if not 0 <= check_number("dropout", options.dropout, "at least 0 and below 1") < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {options.dropout}")
         return options

@@ -114,7 +114,7 @@ class Informer(Attention):
     compute = staticmethod(prob_sparse_attention)
 
     @staticmethod
-    def check_options(options: InformerOptions) -> InformerOptions:
+    def complete(options: InformerOptions) -> InformerOptions:
         check_choice("sparsity", options.sparsity, ("max_mean", "paper"))
         expected = "above 0 and finite, or None for budget / ln n"
         if options.factor is not None and not check_number("factor", options.factor, expected) > 0:

@@ -74,7 +74,7 @@ class Performer(Attention):
             self.register_buffer("drawn", torch.tensor(0))  # the same, for state_dict
 
     @staticmethod
-    def check_options(options: PerformerOptions) -> PerformerOptions:
+    def complete(options: PerformerOptions) -> PerformerOptions:
         check_flag("redraw", options.redraw)
         if options.scale is not None and not options.scale > 0:
             raise ValueError(

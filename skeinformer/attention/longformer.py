@@ -33,7 +33,7 @@ class Longformer(BlockSparse):
     sizes = ("window",)
 
     @staticmethod
-    def check_options(options: LongformerOptions) -> LongformerOptions:
+    def complete(options: LongformerOptions) -> LongformerOptions:
         window = max(1, options.budget // 2) if options.window is None else options.window
         check_count("window", window)
         tokens = options.global_tokens

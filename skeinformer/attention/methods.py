@@ -35,7 +35,7 @@ class Method:
     cost: str
     """Time of a forward pass, as a reader sees it; `quadratic` is what code asks."""
     quadratic: bool = False
-    """Takes time that grows as the square of the length."""
+    """Takes as long as exact attention, up to a constant: nothing is gained where the sequence is long."""
     exact_from: float | None = None
     """Exact where the budget is at least this many times the number of real keys; 0 is always, None is never."""
     unbiased: bool = False

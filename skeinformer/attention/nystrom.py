@@ -64,7 +64,7 @@ class Nystromformer(Attention):
         self.conv = None if kernel is None else depthwise_conv(kernel, heads)
 
     @staticmethod
-    def check_options(options: NystromOptions) -> NystromOptions:
+    def complete(options: NystromOptions) -> NystromOptions:
         check_count("pinv_iterations", options.pinv_iterations)
         if options.conv_kernel is None and options.num_heads is not None:
             raise ValueError(

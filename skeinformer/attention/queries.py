@@ -23,7 +23,7 @@ from skeinformer.attention.selection import sample_without_replacement, uniform_
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.fused import row_gradients
 from skeinformer.kernels.merge import Estimate
-from skeinformer.kernels.queries import query_sums
+from skeinformer.kernels.queries import add_weighted_product_, query_sums
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import scramble
 
@@ -49,7 +49,7 @@ def query_gradients(
 ) -> tuple[Tensor, Tensor]:
     """dK and dV by at most `size` virtual queries. Time O(n d p), memory O(n p)."""
     dtype, d, p_v = statistics_dtype(query), min(size, query.shape[-2]), value.shape[-1]
-    norm: Tensor = torch.linalg.vector_norm(gradient, torch.inf, dim=-1, dtype=dtype)  # (b, h, n), no squares
+    norm = gradient.abs().amax(-1).to(dtype)  # (b, h, n), no squares
     unit = norm.amax(-1, keepdim=True)
     norm = norm / unit.where(unit > 0, 1)
     places = query.detach().to(dtype)
@@ -62,7 +62,7 @@ def query_gradients(
     # what the means miss: sum_i (q_i - q_c) [G_i, delta_i]^T
     missed = sums.product - mean.mT @ sums.gradient  # (b, h, p, p_v + 1)
     C, e = missed[..., :p_v], missed[..., p_v:]  # (b, h, p, p_v), (b, h, p, 1)
-    d_key.addcmul_(mass[..., None], (value.to(dtype) @ C.mT).sub_(e.mT), value=scale)
+    add_weighted_product_(d_key, value, C.mT, e.mT, scale * mass)
     return d_key.to(key.dtype), d_value.to(value.dtype)
 
 

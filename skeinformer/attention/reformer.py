@@ -200,7 +200,7 @@ class Reformer(Attention):
     sizes = ("chunk_size",)
 
     @staticmethod
-    def check_options(options: ReformerOptions) -> ReformerOptions:
+    def complete(options: ReformerOptions) -> ReformerOptions:
         check_count("num_hashes", options.num_hashes)
         size = options.chunk_size
         size = max(1, options.budget // (2 * options.num_hashes)) if size is None else size

@@ -134,7 +134,7 @@ class Skeinformer(Attention):
     compute = staticmethod(algorithm_1)
 
     @staticmethod
-    def check_options(options: SkeinOptions) -> SkeinOptions:
+    def complete(options: SkeinOptions) -> SkeinOptions:
         if options.num_pilots is None:
             options = options._replace(num_pilots=options.budget)
         check_count("num_pilots", options.num_pilots)

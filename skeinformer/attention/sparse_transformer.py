@@ -30,7 +30,7 @@ class SparseTransformer(BlockSparse):
     sizes = ("stride",)
 
     @staticmethod
-    def check_options(options: SparseTransformerOptions) -> SparseTransformerOptions:
+    def complete(options: SparseTransformerOptions) -> SparseTransformerOptions:
         stride = max(1, options.budget // 2) if options.stride is None else options.stride
         check_count("stride", stride)
         return options._replace(stride=stride)

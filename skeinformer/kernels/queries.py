@@ -60,3 +60,24 @@ def query_sums(
         for x, y, result in batches(q.to(weight.dtype), columns[..., -last:], of_all):
             torch.bmm(x.mT, y, out=result)
     return QuerySums(*torch.split(sums, [p, 1, last], -1), product)  # type: ignore[call-arg]
+
+
+def add_whole_product_(total: Tensor, x: Tensor, by: Tensor, less: Tensor, weight: Tensor) -> Tensor:
+    """`add_weighted_product_` of all heads at once."""
+    return total.addcmul_(weight[..., None], x.to(total.dtype) @ by - less)
+
+
+@fast_form(add_whole_product_)
+def add_weighted_product_(total: Tensor, x: Tensor, by: Tensor, less: Tensor, weight: Tensor) -> Tensor:
+    """total_j += w_j (x_j by - less), in place, a few heads at a time.
+
+    (b, h, n, p), (b, h, n, p_v), (b, h, p_v, p), (b, h, 1, p), (b, h, n).
+    """
+    held = total.new_empty(0)  # one piece of memory: a fresh one costs more than a sum
+    for added, y, b, c, w in pieces(CACHED // 2, total, x, by, less, weight):
+        held = held if held.numel() >= added.numel() else held.new_empty(added.numel())
+        product = held[: added.numel()].view(added.shape)
+        for result, left, right, constant in batches(product, y.to(total.dtype), b, c):
+            torch.baddbmm(constant, left, right, beta=-1, out=result)
+        added.addcmul_(w[..., None], product)
+    return total

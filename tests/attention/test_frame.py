@@ -1,6 +1,7 @@
 """The frame: a method is one file and one row; `certify` for all; options once; check rows decide nothing."""
 
 import inspect
+import pickle
 from typing import Any, NamedTuple
 
 import pytest
@@ -105,8 +106,12 @@ def test_function_and_module_share_their_options(function: Any, kind: type[Atten
     torch.testing.assert_close(
         function(q, k, v, generator=generator(0)), module(q, k, v, generator=generator(0)), rtol=0, atol=0
     )
-    with pytest.raises(TypeError, match="did you mean 'budget'"):
-        function(q, k, v, num_samples=4)
+    for wrong in ("num_samples", "d"):
+        with pytest.raises(TypeError, match=f"{function.__name__} has no option '{wrong}'; did you mean 'budget'"):
+            function(q, k, v, **{wrong: 4})
+    with pytest.raises(TypeError, match=f"{function.__name__} has no option 'seed'"):
+        function(q, k, v, seed=4)
+    assert pickle.loads(pickle.dumps(function)) is function
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from skeinformer import build, cluster_attention
+from skeinformer import build
+from skeinformer import cluster_attention as any_cluster_attention
 from skeinformer.attention.queries import SAMPLE, fresh_numbers, query_gradients
 from skeinformer.kernels.choice import plain_forms
 from skeinformer.noise import gumbel
 from tests import reference_queries
 from tests.helpers import generator, gradients, lengths_mask, random_mask, tensors
+
+
+def cluster_attention(*inputs: Tensor, gradient: str = "queries", **options: Any) -> Tensor:
+    """The cluster sketch with virtual queries, unless told otherwise."""
+    return any_cluster_attention(*inputs, gradient=gradient, **options)
 
 
 def exact_gradients(q: Tensor, k: Tensor, v: Tensor, G: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -131,7 +137,7 @@ def test_full_budget_has_the_exact_gradient_example_by_example() -> None:
 
 
 def test_padding_and_batch_mates_change_nothing() -> None:
-    module = build("cluster", head_dim=4, budget=6, seed=2).eval()
+    module = build("cluster", head_dim=4, budget=6, seed=2, gradient="queries").eval()
     q, k, v = tensors(2, 2, 50)
     mask = random_mask(2, 50)
     G = torch.randn(2, 2, 50, 4, generator=generator(1), dtype=torch.float64)
