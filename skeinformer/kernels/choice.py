@@ -81,18 +81,17 @@ def fast_form(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate the fast form `of` a plain function: a call takes it where it can, and else the plain one.
 
-    The first argument decides, but for gradients, where all tensors do. differentiable: the fast form has a gradient
+    The first tensor decides, but for gradients, where all of them do. differentiable: the fast form has a gradient
     of its own. half: it takes half precision too.
     """
 
     def decorate(fast: Callable[P, R]) -> Callable[P, R]:
         @wraps(fast)
         def chosen(*args: P.args, **options: P.kwargs) -> R:
-            first = args[0]
-            assert isinstance(first, Tensor)
-            takes = at_hand(first) and (half or first.dtype == statistics_dtype(first))
+            tensors = [x for x in (*args, *options.values()) if isinstance(x, Tensor)]
+            takes = at_hand(tensors[0]) and (half or tensors[0].dtype == statistics_dtype(tensors[0]))
             if takes and not differentiable:
-                takes = not recorded(*(x for x in args if isinstance(x, Tensor)))
+                takes = not recorded(*tensors)
             return (fast if takes else of)(*args, **options)
 
         return chosen
