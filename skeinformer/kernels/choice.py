@@ -59,6 +59,25 @@ def statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def by_hand(query: Tensor, value: Tensor) -> bool:
+    """Whether attention over merged keys takes its own gradient: at hand, with keys as wide as values."""
+    return at_hand(query) and query.shape[-1] == value.shape[-1]
+
+
+def has_normalizer(query: Tensor) -> bool:
+    """Whether the fused kernel for these queries hands over its normalizer and has a gradient to call: the CPU's."""
+    return query.device.type == "cpu" and not _only_plain
+
+
+def takes_float32_weights(query: Tensor) -> bool:
+    """Whether the fused kernel takes float32 log weights with these queries.
+
+    With half precision only the CPU's does; others want the mask in the precision of the query, or misread it, and
+    rounding a log weight to bfloat16 costs more than the rest of the sketch.
+    """
+    return query.device.type == "cpu" or query.dtype not in (torch.float16, torch.bfloat16)
+
+
 def first_derivative_only(backward: Callable[P, R]) -> Callable[P, R]:
     """Decorate the backward pass of an autograd.Function that cannot be differentiated itself: asked to be, it raises.
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.choice import has_normalizer, statistics_dtype, takes_float32_weights
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | None, scale: float) -> Tensor:
@@ -20,15 +20,6 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | Non
     return _user_form(output, query, values)
 
 
-def takes_float32_weights(query: Tensor) -> bool:
-    """Whether the fused kernel takes float32 log weights with these queries.
-
-    With half precision only the CPU's does; others want the mask in the precision of the query, or misread it, and
-    rounding a log weight to bfloat16 costs more than the rest of the sketch.
-    """
-    return query.device.type == "cpu" or query.dtype not in (torch.float16, torch.bfloat16)
-
-
 def attend_with_normalizer(
     query: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -36,7 +27,7 @@ def attend_with_normalizer(
 
     The fused CPU kernel hands the normalizer over; elsewhere the n x m scores are formed.
     """
-    if query.device.type != "cpu":
+    if not has_normalizer(query):
         return attend_unfused(query, keys, values, log_weight, scale)
     q, k, v, mask = _kernel_form(query, keys, values, log_weight)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -94,7 +85,7 @@ def row_gradients(
     elsewhere the d x n weights are formed.
     """
     dtype = statistics_dtype(keys)
-    if queries.device.type != "cpu":
+    if not has_normalizer(queries):
         return _row_gradients_unfused(queries, keys, values, log_weight, gradient, scale)
     if keys.dtype != dtype:  # in half precision, in units in which sums of gradients are of moderate size
         unit = gradient.abs().amax((-2, -1), keepdim=True)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from skeinformer.kernels.choice import at_hand, first_derivative_only, recorded
+from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded
 from skeinformer.kernels.fused import attend, attend_backward, attend_with_normalizer
 from skeinformer.kernels.rows import batches, gather_rows, write_rows_
 
@@ -116,11 +116,6 @@ def attend_merged(
         return _attend_others(query, made.virtual, made.log_weight, made.rows, scale, in_place=True)[0], said
     written = _AttendMerged.apply(query, key, value, log_weight, made, full, scale)  # type: ignore[no-untyped-call]
     return cast(Tensor, written), said
-
-
-def by_hand(query: Tensor, value: Tensor) -> bool:
-    """Whether `attend_merged` takes its own gradient: on a CPU, outside of compiled graphs and function transforms."""
-    return at_hand(query) and query.shape[-1] == value.shape[-1]
 
 
 def parts_of_gradient(key: Tensor, value: Tensor, full: Tensor | None) -> tuple[Tensor, Tensor]:
