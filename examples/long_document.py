@@ -2,55 +2,62 @@
 
     python examples/long_document.py [TEXT] [--model MODEL] [--tokens 4096] [--budget 256]
 
-TEXT is a .txt or .parquet file, by default the Python language reference; MODEL a BERT-style model by name or folder,
-by default MiniLM, an embedding model. It has 512 positions, which begin again after every 512 tokens; the embedding is
-the mean of the last hidden states, as MiniLM was trained.
+TEXT is a text file, by default the Python language reference; MODEL a BERT-style model by name or folder, by default
+MiniLM, an embedding model, which transformers downloads. It has 512 positions, which begin again after every 512
+tokens; the embedding is the mean of the last hidden states, as MiniLM was trained.
 """
 
 import argparse
 import time
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import AutoModel, AutoTokenizer
 
 from skeinformer import huggingface
-from skeinformer.lab.measure.pretrained import Pretrained, load_model, load_text, long_positions, up_to_tokens
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-def tokenize(pretrained: Pretrained, text: str, most: int) -> Tensor:
-    """The document as a batch of one: its first tokens between the two special ones, (1, n)."""
-    tokenizer = pretrained.tokenizer
-    tokens = up_to_tokens(text, most - 2, tokenizer)
-    return torch.cat([torch.tensor([tokenizer.cls_token_id]), tokens, torch.tensor([tokenizer.sep_token_id])])[None]
+def long_positions(model: Any, n: int) -> Tensor:
+    """Positions of n tokens, (1, n), that begin again where there are no more. RoBERTa's begin after its padding."""
+    table = model.embeddings.position_embeddings
+    first = 0 if table.padding_idx is None else table.padding_idx + 1
+    return (first + torch.arange(n) % (table.num_embeddings - first))[None]
 
 
 @torch.no_grad()
-def embed(pretrained: Pretrained, tokens: Tensor) -> tuple[Tensor, float]:
+def embed(model: Any, tokens: Tensor) -> tuple[Tensor, float]:
     """The embedding of length 1, (1, width), and the seconds that it took."""
     start = time.perf_counter()
-    states = pretrained.model(input_ids=tokens, position_ids=long_positions(pretrained, tokens.shape[1]))
+    states = model(input_ids=tokens, position_ids=long_positions(model, tokens.shape[1]))
     embedding = F.normalize(states.last_hidden_state.mean(1), dim=-1)
     return embedding, time.perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A long document, embedded by exact and by sketched attention.")
-    parser.add_argument("text", nargs="?", help="a .txt or .parquet file; default: the Python language reference")
-    parser.add_argument("--model", help="a BERT-style model, by name or folder; default: MiniLM")
+    parser.add_argument("text", nargs="?", type=Path, help="a text file; default: the Python language reference")
+    parser.add_argument("--model", default=MODEL, help="a BERT-style model, by name or folder; default: MiniLM")
     parser.add_argument("--tokens", type=int, default=4096, help="the most tokens to take")
     parser.add_argument("--budget", type=int, default=256, help="d")
     arguments = parser.parse_args()
 
-    pretrained = load_model(arguments.model)
-    tokens = tokenize(pretrained, load_text(arguments.text), arguments.tokens)
-    exact, seconds = embed(pretrained, tokens)
+    model = AutoModel.from_pretrained(arguments.model).eval()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    text = "\n\n".join(topics.values()) if arguments.text is None else arguments.text.read_text(encoding="utf-8")
+    tokens = tokenizer(text, truncation=True, max_length=arguments.tokens, return_tensors="pt")["input_ids"]  # (1, n)
+    exact, seconds = embed(model, tokens)
     print(f"{tokens.shape[1]} tokens, d = {arguments.budget}\n")
     print(f"exact          {seconds:6.2f} s")
     huggingface.register(budget=arguments.budget, num_pilots=min(32, arguments.budget))
     for name in ("skein", "skein-cluster"):
-        pretrained.model.set_attn_implementation(name)
-        embedding, seconds = embed(pretrained, tokens)
+        model.set_attn_implementation(name)
+        embedding, seconds = embed(model, tokens)
         cosine = F.cosine_similarity(embedding, exact)[0]
         print(f"{name:14} {seconds:6.2f} s, cosine with the exact embedding {cosine:.4f}")
 

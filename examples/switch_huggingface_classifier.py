@@ -1,39 +1,48 @@
 """Switch a Hugging Face classifier to sketched attention, and look at what that changes.
 
-    python examples/switch_huggingface_classifier.py [--tiny] [--tokens 2048] [--budget 128]
+    python examples/switch_huggingface_classifier.py [--model MODEL | --tiny] [--tokens 2048] [--budget 128]
 
-The model is BertForSequenceClassification with the weights of MiniLM where they are installed, else (or with --tiny) a
-small one of random weights; its head is not trained, so that the probabilities only show how far they move. The texts
-are pieces of the Python language reference, one of them half as long as the others: padding is left out as before.
+MODEL is a BERT-style model by name or folder, by default MiniLM, which transformers downloads; --tiny is a small one of
+random weights. A head that is not trained only shows how far the probabilities move. The texts are pieces of the Python
+language reference, one of them half as long as the others: padding is left out as before.
 """
 
 import argparse
 import time
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
 from skeinformer import huggingface
-from skeinformer.lab.measure.pretrained import first_tokens, load_model, load_text, long_positions, minilm_folder
 
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 TEXTS = 4
 
 
-def make_model(tiny: bool) -> tuple[Any, Tensor | None]:
-    """The classifier; and the tokens of the text where there is a tokenizer."""
-    torch.manual_seed(0)
-    if not tiny:
-        try:
-            return BertForSequenceClassification.from_pretrained(minilm_folder()), None
-        except FileNotFoundError as error:
-            print(f"{error}\nusing a tiny model of random weights instead\n")
+def pretrained(name: str, count: int) -> tuple[Any, Tensor]:
+    """The classifier, and the first `count` tokens of the text."""
+    text = "\n\n".join(topics.values())
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokens = tokenizer(text, add_special_tokens=False, truncation=True, max_length=count, return_tensors="pt")
+    return AutoModelForSequenceClassification.from_pretrained(name), tokens["input_ids"][0]
+
+
+def tiny(count: int) -> tuple[Any, Tensor]:
+    """A small classifier of random weights, and `count` random tokens."""
     config = BertConfig(
         vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
     )
-    classifier: Any = BertForSequenceClassification
-    return classifier(config), torch.randint(1000, (10**6,))
+    return AutoModelForSequenceClassification.from_config(config), torch.randint(1000, (count,))
+
+
+def long_positions(model: Any, n: int) -> Tensor:
+    """Positions of n tokens, (1, n), that begin again where there are no more. RoBERTa's begin after its padding."""
+    table = model.base_model.embeddings.position_embeddings
+    first = 0 if table.padding_idx is None else table.padding_idx + 1
+    return (first + torch.arange(n) % (table.num_embeddings - first))[None]
 
 
 @torch.no_grad()
@@ -47,21 +56,20 @@ def classify(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A Hugging Face classifier with exact and with sketched attention.")
+    parser.add_argument("--model", default=MODEL, help="a BERT-style model, by name or folder; default: MiniLM")
     parser.add_argument("--tiny", action="store_true", help="a small model of random weights")
     parser.add_argument("--tokens", type=int, default=2048, help="n, the length of a text")
     parser.add_argument("--budget", type=int, default=128, help="d")
     arguments = parser.parse_args()
     n = arguments.tokens
 
-    model, stream = make_model(arguments.tiny)
-    positions = torch.arange(n)[None] % 512  # BERT has 512 positions; they begin again
-    if stream is None:
-        pretrained = load_model()
-        stream = first_tokens(load_text(), TEXTS * n, pretrained.tokenizer)
-        positions = long_positions(pretrained, n)
+    torch.manual_seed(0)
+    model, stream = tiny(TEXTS * n) if arguments.tiny else pretrained(arguments.model, TEXTS * n)
+    if len(stream) < TEXTS * n:
+        parser.error(f"the text has {len(stream)} tokens, {TEXTS * n} are needed; give a smaller --tokens")
     mask = torch.ones(TEXTS, n, dtype=torch.long)
     mask[-1, n // 2 :] = 0
-    inputs = {"input_ids": stream[: TEXTS * n].view(TEXTS, n), "attention_mask": mask, "position_ids": positions}
+    inputs = {"input_ids": stream.view(TEXTS, n), "attention_mask": mask, "position_ids": long_positions(model, n)}
     model.eval()
 
     exact, seconds = classify(model, inputs)

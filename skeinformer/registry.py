@@ -1,6 +1,6 @@
 """Tables of named things, and errors that say what was asked, what exists and what is nearest."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
 from operator import index
@@ -41,10 +41,17 @@ def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> Non
     for name in given:
         if name not in known:
             options = ", ".join(known) if known else "none"
-            others = {other: option for other, option in OTHER_NAMES.items() if option in known}
-            nearest = name if name in others else _nearest(name, [*known, *others])
-            suggestion = f"; did you mean {others.get(nearest, nearest)!r}?" if nearest else "."
+            nearest = nearest_option(name, known)
+            suggestion = f"; did you mean {nearest!r}?" if nearest else "."
             raise TypeError(f"{owner} has no option {name!r}{suggestion} Its options: {options}.")
+
+
+def nearest_option(name: str, known: Sequence[str]) -> str | None:
+    """The known option that `name` is another name for, or else the one that is spelled most like it, or None."""
+    pairs = ((other, word) for other, option in OTHER_NAMES.items() for word in (f"{option}s", option))
+    others = {other: word for other, word in pairs if word in known}
+    nearest = name if name in others else _nearest(name, [*known, *others])
+    return None if nearest is None else others.get(nearest, nearest)
 
 
 def check_count(argument: str, value: object, at_least: int = 1) -> None:

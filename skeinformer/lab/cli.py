@@ -6,12 +6,15 @@ A verb VERB is `lab/commands/VERB.py`: a frozen dataclass of options called Verb
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from skeinformer import __version__
-from skeinformer.registry import lookup
+from skeinformer.registry import lookup, nearest_option
+
+T = TypeVar("T")
 
 
 class Command(NamedTuple):
@@ -44,22 +47,27 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `skein` and return its exit status: 0 done, 2 an error that the user can mend, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    return guard(lambda: run(arguments))
+
+
+def guard(work: Callable[[], int], name: str = "skein") -> int:
+    """The exit status of `work`. Errors that the user can mend are said in one line, which begins with `name`."""
     try:
-        return run(arguments)
+        return work()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in LAB_MODULES | TRAIN_MODULES:
             raise
         extra = "train" if missing in TRAIN_MODULES else "lab"
-        return fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[{extra}]'")
+        return fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[{extra}]'", name)
     except FileNotFoundError as error:
-        return fail(f"there is no {error.filename}" if error.filename else str(error))
+        return fail(f"there is no {error.filename}" if error.filename else str(error), name)
     except OSError as error:
-        return fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        return fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), name)
     except ValueError as error:
-        return fail(str(error))
+        return fail(str(error), name)
     except KeyboardInterrupt:
-        return fail("interrupted", INTERRUPTED)
+        return fail("interrupted", name, INTERRUPTED)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -72,12 +80,34 @@ def run(arguments: Sequence[str]) -> int:
         print_help(to_stderr=not verb)
         return 0 if verb else USER_ERROR
     command = lookup("command", verb, COMMANDS)
+    module = import_module(command.module)
+    module.command(read_options(getattr(module, verb.capitalize()), f"skein {verb}", rest))
+    return 0
+
+
+def read_options(kind: type[T], program: str, arguments: Sequence[str]) -> T:
+    """The options in the arguments. A ValueError names the nearest option to one that `program` does not have."""
     import tyro
 
-    module = import_module(command.module)
-    kind = getattr(module, verb.capitalize())
-    module.command(tyro.cli(kind, prog=f"skein {verb}", args=rest, config=(tyro.conf.FlagCreatePairsOff,)))
-    return 0
+    known = list(option_words(kind))
+    for argument in arguments[: arguments.index("--") if "--" in arguments else None]:
+        name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
+        if argument.startswith("--") and name not in (*known, "help"):
+            nearest = nearest_option(name, known)
+            suggestion = f"; did you mean {_flag(nearest)}?" if nearest else "."
+            raise ValueError(f"{program} has no option {_flag(name)}{suggestion} `{program} --help` prints them all.")
+    return tyro.cli(kind, prog=program, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def option_words(kind: Any) -> Iterator[str]:
+    """The names of the options that a dataclass stands for, with those of its subcommands: "no_baseline" is one."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        subcommands = [part for part in get_args(hints[field.name]) if is_dataclass(part)]
+        for part in subcommands:
+            yield from option_words(part)
+        if not subcommands:
+            yield f"no_{field.name}" if field.default is True and hints[field.name] is bool else field.name
 
 
 def print_help(to_stderr: bool = False) -> None:
@@ -96,7 +126,11 @@ def print_help(to_stderr: bool = False) -> None:
     console.print("\n`skein COMMAND --help` prints the options of a command.")
 
 
-def fail(message: str, status: int = USER_ERROR) -> int:
+def fail(message: str, name: str = "skein", status: int = USER_ERROR) -> int:
     """Say in one line what is wrong, and return the exit status."""
-    print("skein:", " ".join(message.split()), file=sys.stderr)
+    print(f"{name}:", " ".join(message.split()), file=sys.stderr)
     return status
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

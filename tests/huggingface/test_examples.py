@@ -38,6 +38,20 @@ def test_switch_a_classifier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert all(line.endswith("2 layers sketched") for line in lines[3:])
 
 
+def test_switch_a_classifier_of_a_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--model", str(folder), "--tokens", "120", "--budget", "16")
+    run("switch_huggingface_classifier.py", *arguments, monkeypatch=monkeypatch)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skein")]
+    assert [line.endswith("layers sketched") for line in lines] == [True, True]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_examples_use_what_a_user_can_copy(path: Path) -> None:
+    assert "skeinformer.lab" not in path.read_text()
+
+
 def test_long_document(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = folder / "text.txt"
     text.write_text(" ".join(WORDS * 3))

@@ -126,11 +126,35 @@ def test_defects_keep_their_traceback(error: Exception, monkeypatch: pytest.Monk
         cli.main(["demo"])
 
 
-def test_unknown_options_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["methods", "--jsn"])
-    assert stop.value.code == 2
-    assert "skein" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["methods", "--jsn"], "skein methods has no option --jsn; did you mean --json?"),
+        (["flops", "--samples", "4"], "skein flops has no option --samples; did you mean --budget?"),
+        (["flops", "--num-samples=4"], "skein flops has no option --num-samples; did you mean --budget?"),
+        (["approx", "--samples", "4"], "skein approx has no option --samples; did you mean --budgets?"),
+        (["flops", "--num_samples", "4"], "skein flops has no option --num-samples; did you mean --budget?"),
+        (["lra", "--baseline"], "skein lra has no option --baseline; did you mean --no-baseline?"),
+        (["data", "listops", "--sorce", "x"], "skein data has no option --sorce; did you mean --source?"),
+        (["methods", "--zzz"], "skein methods has no option --zzz. `skein methods --help` prints them all."),
+    ],
+)
+def test_unknown_options_fail_and_the_nearest_is_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"skein: {message}")
+
+
+@pytest.mark.parametrize("verb", cli.COMMANDS)
+def test_every_option_in_the_help_is_known(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    shown = set(re.findall(r"^\W {,2}(?:-h, )?--(\w[\w-]*)", capsys.readouterr().out, re.MULTILINE)) - {"help"}
+    kind = getattr(sys.modules[cli.COMMANDS[verb].module], verb.capitalize())
+    known = {name.replace("_", "-") for name in cli.option_words(kind)}
+    assert shown <= known if verb == "data" else shown == known
 
 
 def test_unknown_commands_fail_and_the_nearest_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,11 +20,11 @@ class Flops:
     lengths: tuple[int, ...] = (1024, 4096, 16384, 65536)
     """Sequence lengths, in tokens."""
     budget: int = 256
-    """The sketch size d, the same for every method."""
+    """The sketch size d, the same for every method that has none among its options."""
     head_dim: int = 32
     """The head width p."""
     methods: tuple[str, ...] = ()
-    """Names of methods. Default: all."""
+    """Names of methods, with options as in cluster:num_pilots=3. Default: all."""
     contenders: str | None = None
     """A module with a table METHODS of its own, as studies.rivals: --methods may then name these too."""
     backward: bool = False
@@ -65,7 +65,7 @@ def _cells(record: Record, backward: bool) -> list[str]:
     ratio = record["ratio"]
     return [
         f"{record['n']:,}",
-        str(record["method"]),
+        ":".join(str(record[name]) for name in ("method", "options") if record[name]),
         _millions(record["multiply_adds"]),
         *([_millions(record["multiply_adds_with_backward"])] if backward else []),
         str(record["paper_term"] or ""),

@@ -10,6 +10,7 @@ solution with a triangle is counted.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +19,10 @@ from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from skeinformer.attention import METHODS, build
-from skeinformer.compare.contender import OFFERED
+from skeinformer.compare.contender import OFFERED, Contender, parse_all
 from skeinformer.lab.measure.memory import quiet_profiler
 from skeinformer.lab.records import Record, machine
-from skeinformer.registry import check_count, lookup
+from skeinformer.registry import check_count
 
 Shape = Sequence[int]
 
@@ -152,29 +153,32 @@ def flop_records(
 ) -> Iterator[Record]:
     """A Record for every length and method, all of METHODS by default: counted multiply-adds, the paper's, their ratio.
 
-    The paper's table, and so the ratio, is about the forward pass.
+    methods: names, with options as in `parse`. The paper's table, and so the ratio, is about the forward pass of
+    methods without options.
     """
-    for name in methods:
-        lookup("attention", name, OFFERED)
+    contenders = parse_all(methods) or [Contender(name) for name in METHODS]
     if not lengths:
         raise ValueError("lengths is empty; give at least one sequence length")
     for argument, values in (("length", lengths), ("budget", [budget]), ("head_dim", [head_dim])):
         for value in values:
             check_count(argument, value)
-    common: Record = {"kind": "flops", "budget": budget, "head_dim": head_dim, **machine()}
+    common: Record = {"kind": "flops", "head_dim": head_dim, **machine()}
     for n in lengths:
-        for name in methods or METHODS:
-            forward = count_multiply_adds(name, n, budget=budget, head_dim=head_dim)
-            both = count_multiply_adds(name, n, budget=budget, head_dim=head_dim, backward=True) if backward else None
-            term = PAPER.get(name)
+        for contender in contenders:
+            size, options = contender.settings(budget)
+            count = partial(count_multiply_adds, contender.method, n, budget=size, head_dim=head_dim, **options)
+            forward, both = sum(count().values()), sum(count(backward=True).values()) if backward else None
+            term = None if contender.options else PAPER.get(contender.method)
             paper = None if term is None else term.multiply_adds(n, budget, head_dim)
             yield {
                 **common,
-                "method": name,
+                "method": contender.method,
+                "options": contender.options_text,
+                "budget": size,
                 "n": n,
-                "multiply_adds": sum(forward.values()),
-                "multiply_adds_with_backward": None if both is None else sum(both.values()),
+                "multiply_adds": forward,
+                "multiply_adds_with_backward": both,
                 "paper": paper,
                 "paper_term": None if term is None else term.text,
-                "ratio": None if paper is None else sum(forward.values()) / paper,
+                "ratio": None if paper is None else forward / paper,
             }

@@ -103,7 +103,7 @@ class Lra(Overrides):
     learning_rates: tuple[float, ...] = ()
     """Learning rates of a study: one run for each."""
     baseline: bool = True
-    """Also train a model that sees only how often each token occurs."""
+    """Leave out the model that sees only how often each token occurs, which is trained beside the others."""
     recipe: str = "cpu"
     """cpu (minutes on two cores) or paper (the paper's protocol)."""
     data: Path = Path("lra-data")

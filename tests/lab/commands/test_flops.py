@@ -52,10 +52,25 @@ def test_json_is_one_record_per_line(capsys: pytest.CaptureFixture[str]) -> None
     assert (vmean["method"], vmean["multiply_adds"], vmean["paper"]) == ("vmean", 0, None)
 
 
+def test_methods_have_options_as_in_every_other_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = ["--methods", "skeinformer", "skeinformer:num_pilots=3", "cluster:budget=4,num_pilots=3"]
+    assert cli.main(["flops", *SMALL, *methods]) == 0
+    assert [row[1] for row in rows(capsys.readouterr().out)] == methods[1:]
+    assert cli.main(["flops", *SMALL, *methods, "--json"]) == 0
+    plain, few, own = map(json.loads, capsys.readouterr().out.splitlines())
+    assert few["multiply_adds"] == sum(
+        count_multiply_adds("skeinformer", 64, budget=16, head_dim=8, num_pilots=3).values()
+    )
+    assert few["multiply_adds"] < plain["multiply_adds"]
+    assert few["paper"] is None  # the paper's term is that of the method without options
+    assert (own["method"], own["options"], own["budget"]) == ("cluster", "budget=4,num_pilots=3", 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--methods", "linfromer"], "unknown attention 'linfromer'"),
+        (["--methods", "cluster:pilots=3"], "did you mean 'num_pilots'?"),
         (["--lengths", "0"], "length must be at least 1, got 0"),
         (["--lengths"], "lengths is empty"),
     ],
