@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from skeinformer.attention.inside import is_inside
 from skeinformer.nn.decision import AUTO, MinLength
-from skeinformer.nn.functional import Settings, constant_of_a_graph, decide, hashable, settings_of, sketch
+from skeinformer.nn.functional import Settings, constant_of_a_graph, decide, exactly, hashable, settings_of, sketch
 from skeinformer.nn.report import Report
 from skeinformer.nn.shapes import as_torch, to_four
 from skeinformer.registry import check_flag
@@ -57,7 +57,8 @@ def sketched(
     Call i since the scope was entered draws by `seed * 1009 + i`, so that the same work in a new scope gives the same
     result; where gradients are recorded, and with None, calls draw anew. Of nested scopes the innermost decides;
     "softmax" is exact. A scope holds for the thread that entered it. Calls in a compiled graph are sketched too, and
-    not counted.
+    not counted. Modes are off in a backward pass: what is checkpointed there needs a scope of its own,
+    `checkpoint(..., use_reentrant=False, context_fn=lambda: (nullcontext(), sketched(...)))`.
     """
     check_flag("certify", certify)
     given = tuple((name, hashable(value)) for name, value in options.items())
@@ -138,30 +139,32 @@ class Mode(TorchFunctionMode):
     def attend(self, call: dict[str, Any]) -> Tensor:
         """One call, sketched or by torch, and counted."""
         number = next(self.numbers)
-        query, key, attn_mask, scale = (call[name] for name in ("query", "key", "attn_mask", "scale"))
-        tensors = (query, key, call["value"])
-        reason, mask = decide(
-            self.settings, *tensors, attn_mask, call["dropout_p"], call["is_causal"], call["enable_gqa"]
-        )
+        query, key, attn_mask = (call[name] for name in ("query", "key", "attn_mask"))
+        shape, keys = tuple(query.shape), key.shape[-2]
+        reason, mask = decide(self.settings, **without(call, "scale"))
         if reason is not None:
-            output: Tensor = F.scaled_dot_product_attention(**call)
-            self.report.add(reason, tuple(query.shape), key.shape[-2])
+            output = exactly(**call)
+            self.report.add(reason, shape, keys)
             return output
-        output, error = sketch(self.settings, number, to_four(*tensors, mask), scale, self.certify)
-        self.report.add(None, tuple(query.shape), key.shape[-2], error)
+        four = to_four(query, key, call["value"], mask)
+        output, error = sketch(self.settings, number, four, call["scale"], self.certify)
+        self.report.add(None, shape, keys, error)
         return as_torch(output, query, attn_mask)
 
     def attend_compiled(self, call: dict[str, Any]) -> Tensor:
         """One call in a graph that is being compiled."""
         number = number_in_graph(self.settings)
-        query, attn_mask, scale = (call[name] for name in ("query", "attn_mask", "scale"))
-        tensors = (query, call["key"], call["value"])
-        reason, mask = decide(
-            self.settings, *tensors, attn_mask, call["dropout_p"], call["is_causal"], call["enable_gqa"]
-        )
+        query, attn_mask = call["query"], call["attn_mask"]
+        reason, mask = decide(self.settings, **without(call, "scale"))
         if reason is not None:
-            return F.scaled_dot_product_attention(**call)
-        return as_torch(sketch(self.settings, number, to_four(*tensors, mask), scale).output, query, attn_mask)
+            return exactly(**call)
+        four = to_four(query, call["key"], call["value"], mask)
+        return as_torch(sketch(self.settings, number, four, call["scale"]).output, query, attn_mask)
+
+
+def without(call: dict[str, Any], name: str) -> dict[str, Any]:
+    """The arguments but one."""
+    return {other: value for other, value in call.items() if other != name}
 
 
 _entered: WeakValueDictionary[Settings, Mode] = WeakValueDictionary()  # the last with such settings
