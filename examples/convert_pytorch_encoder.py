@@ -42,7 +42,7 @@ def main() -> None:
     print(skeinformer.nn.convert(model, budget=64))
     print(f"\nn = {length}; error of the encoder's output |R - E| / |E|, time as a share of the exact model's\n")
     for method, budget in CONTENDERS:
-        skeinformer.nn.convert(model, method, budget=budget)
+        skeinformer.nn.convert(model, method, budget=budget, min_length=0)
         error = (run() - exact).norm() / exact.norm()
 
         def run_exact() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
             run()
 
         def run_sketched(method: str = method, budget: int = budget) -> None:
-            skeinformer.nn.convert(model, method, budget=budget)
+            skeinformer.nn.convert(model, method, budget=budget, min_length=0)
             run()
 
         seconds = interleaved({"exact": run_exact, "sketched": run_sketched}, rounds=3)

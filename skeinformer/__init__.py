@@ -15,6 +15,8 @@ from skeinformer.attention import (
 )
 from skeinformer.compare import compare
 from skeinformer.nn.convert import Conversion, convert, restore
+from skeinformer.nn.functional import scaled_dot_product_attention
+from skeinformer.nn.scope import sketched
 from skeinformer.sketch import SKETCHES, Sketch, draw
 
 __version__ = "0.1.0"
@@ -37,5 +39,7 @@ __all__ = [
     "draw",
     "nn",
     "restore",
+    "scaled_dot_product_attention",
     "skein_attention",
+    "sketched",
 ]

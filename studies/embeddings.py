@@ -150,7 +150,7 @@ def load_source(options: Embeddings) -> Source:
     texts = load_texts(options.texts)
     pretrained = load_model(options.model)
     tokens = cut_passages(texts, pretrained.tokenizer, options.passages, options.length)
-    huggingface.register(seed=options.seed)
+    huggingface.register(seed=options.seed, min_length=0)
     return Source(pretrained, tokens, digest_model(pretrained))
 
 

@@ -145,7 +145,7 @@ def run_finetune(options: Finetune, console: Console | None = None) -> Path:
         on_step("loading the model and the reviews", 0.0)
         pretrained = load_model(options.model)
         data = load_data(options, pretrained)
-        huggingface.register()
+        huggingface.register(min_length=0)
         append_all(options.records, known, finetune_records(options, pretrained, data, cases, known, on_step))
     show(options, cases, known, console)
     return options.records

@@ -21,3 +21,9 @@ settings.load_profile("skeinformer")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def always_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of torch attend by their method at every length and budget; tests/nn/test_decision.py has when they do."""
+    monkeypatch.setattr("skeinformer.nn.attention.why_exact", lambda *arguments: None)

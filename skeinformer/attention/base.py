@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from skeinformer.attention.certificate import draw_checks, estimate_error
 from skeinformer.attention.inputs import Inputs, Noise, clear_padding, default_scale, no_autocast, prepare, settle_noise
+from skeinformer.attention.inside import set_inside
 from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.virtual_keys import from_mask
 from skeinformer.noise import Rand, from_generator
@@ -76,6 +77,7 @@ class Attention(nn.Module):
         self.max_len = max_len
         self.seed = seed
         self.options = self.read(options)
+        self.has_own_size = any(options.get(name) is not None for name in self.sizes)
 
     @classmethod
     def option_names(cls, **options: object) -> tuple[str, ...]:
@@ -112,6 +114,11 @@ class Attention(nn.Module):
     def budget(self) -> int:
         """d, the sketch size."""
         return int(self.options.budget)
+
+    @property
+    def budget_in_force(self) -> int | None:
+        """d, or None where another option sets the size."""
+        return None if self.has_own_size else self.budget
 
     def forward(
         self,
@@ -210,8 +217,12 @@ class Attention(nn.Module):
 
 def run(attend: Callable[[Inputs, Any], tuple[Tensor, Trace]], inputs: Inputs, noise: Noise) -> tuple[Tensor, Trace]:
     """The output with zeros in the rows of padded queries, and the method's trace."""
-    with no_autocast(inputs.query.device):
-        output, trace = attend(inputs, noise)
+    before = set_inside(True)
+    try:
+        with no_autocast(inputs.query.device):
+            output, trace = attend(inputs, noise)
+    finally:
+        set_inside(before)
     return clear_padding(output, inputs.query_mask), trace
 
 
@@ -226,9 +237,13 @@ def certificate(
     checks = draw_checks(ranks, query_mask, num_pilots, num_checks, trace.spent)
     scale = default_scale(query, getattr(options, "scale", None))
     source = from_mask(key, value, key_mask)
-    with no_autocast(query.device):
-        error, error_se = estimate_error(output, query, query_mask, source, checks, trace.pilots, scale)
-        return kind.describe(inputs, trace, options, error, error_se)
+    before = set_inside(True)
+    try:
+        with no_autocast(query.device):
+            error, error_se = estimate_error(output, query, query_mask, source, checks, trace.pilots, scale)
+    finally:
+        set_inside(before)
+    return kind.describe(inputs, trace, options, error, error_se)
 
 
 class Function(Protocol[I_co]):

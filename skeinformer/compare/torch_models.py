@@ -31,7 +31,7 @@ class TorchLayers:
 
     def sketched(self) -> None:
         """All layers that `convert` takes by the method."""
-        self.left = dict(convert(self.model, self.method, **self.options).left)
+        self.left = dict(convert(self.model, self.method, min_length=0, **self.options).left)
 
     def watched(self, observe: Callable[[Call], None]) -> None:
         """Exact, and `observe` is told each call of a layer that `sketched` would sketch."""

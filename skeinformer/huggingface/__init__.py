@@ -12,10 +12,21 @@ it would have there; what neither can compute raises. `rules` holds the rules, d
 counts what a model's layers did.
 """
 
+try:
+    import transformers as _transformers  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ModuleNotFoundError(
+        "skeinformer.huggingface needs transformers, of the extra `hf`: pip install 'skeinformer[hf]'",
+        name="transformers",
+    ) from error
+
 from skeinformer.huggingface.interface import watch
 from skeinformer.huggingface.registration import register, unregister
 from skeinformer.huggingface.saving import load_pretrained, save_pretrained
-from skeinformer.huggingface.settings import available, left_out, name_of
+from skeinformer.huggingface.settings import available, name_of
+from skeinformer.nn.functional import left_out
 
 __all__ = [
     "available",

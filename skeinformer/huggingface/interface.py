@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from skeinformer.huggingface.rules import as_padding, attends_elsewhere, refuse, why_exact
-from skeinformer.huggingface.settings import Given, Settings, hashable
+from skeinformer.huggingface.rules import CAUSAL, as_padding, attends_elsewhere, refuse, why_exact
+from skeinformer.huggingface.settings import Given, Settings
+from skeinformer.nn.functional import by_head, hashable, sizes_of
 
 SKETCHED = "sketched"
 MODULES = 1024  # the most that are kept: every seed of a call makes one for each layer
@@ -22,6 +24,8 @@ _names: dict[tuple[object, ...], str] = {}  # of the modules, the oldest first
 _numbers = count()  # never the same again: a compiled model may still look for an old name
 _watching: list[Counter[str]] = []
 _warned: set[str] = set()
+# by the identity of a configuration: it, and how many layers were causal; None once another was, or it has warned
+_causal: dict[int, tuple[ref[Any] | None, int | None]] = {}
 
 
 def attention_forward(
@@ -39,10 +43,10 @@ def attention_forward(
     """(b, n, h, p_v), and None for the weights, which are never formed."""
     given = tuple((name, hashable(kwargs.pop(name))) for name in settings.option_names if name in kwargs)
     refuse(settings, query, key, attention_mask, kwargs)
-    budget = budget_of_call(settings, given)
-    reason = why_exact(settings, budget, module, query, key, attention_mask, is_causal, kwargs)
+    sizes = sizes_of_call(settings, given)
+    reason = why_exact(settings, sizes, module, query, key, attention_mask, is_causal, kwargs)
     if not torch.compiler.is_compiling():
-        _report(settings, reason, dropout)
+        _report(settings, module, reason, dropout)
     if reason is not None:
         rest = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **kwargs}
         return exact_forward(module, query, key, value, attention_mask, rest), None
@@ -52,7 +56,7 @@ def attention_forward(
     groups = query.shape[1] // key.shape[1]
     # one call for each query head of a group: keys and values are never repeated
     outputs = [method(query[:, group::groups], key, value, **masks) for group in range(groups)]
-    output = outputs[0] if groups == 1 else torch.stack(outputs, 2).flatten(1, 2)  # (b, h, n, p_v)
+    output = by_head(outputs)  # (b, h, n, p_v)
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -99,15 +103,17 @@ def module_name(
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def budget_of_call(settings: Settings, given: Given) -> int | None:
-    """d of a call with such options, None where another option sets the size; or an error that names a wrong one."""
+def sizes_of_call(settings: Settings, given: Given) -> tuple[int | None, int]:
+    """d of a call with such options, None where another option sets it, and its number of pilots.
+
+    Or an error that names a wrong option.
+    """
     for name, value in given:
         try:
             hash(value)
         except TypeError:
             raise TypeError(f"{name} must be a single value, got {value!r} of type {type(value).__name__}") from None
-    place = module_name(settings, given, 8, None, 0, False)
-    return settings.budget_in_force(getattr(_modules, place), given)
+    return sizes_of(getattr(_modules, module_name(settings, given, 8, None, 0, False)))
 
 
 @contextmanager
@@ -125,17 +131,41 @@ def watch() -> Iterator[Counter[str]]:
 
 
 def warn_again() -> None:
-    """Forget that a name has warned of dropout."""
+    """Forget what names and models have warned of."""
     _warned.clear()
+    _causal.clear()
 
 
-def _report(settings: Settings, reason: str | None, dropout: float) -> None:
+def _report(settings: Settings, module: nn.Module, reason: str | None, dropout: float) -> None:
     for counter in _watching:
         counter[reason or SKETCHED] += 1
+    _warn_of_causal(settings, module, reason)
     if dropout and reason is None and settings.name not in _warned:
         _warned.add(settings.name)
         warnings.warn(
             f"attn_implementation={settings.name!r} has no attention dropout: the model's {dropout:g} is ignored in "
             "sketched layers; set it to 0 in the model's config to silence this",
-            stacklevel=3,
+            stacklevel=4,
         )
+
+
+def _warn_of_causal(settings: Settings, module: nn.Module, reason: str | None) -> None:
+    """Warn once where as many layers as a model has were causal, and none was anything else."""
+    config = getattr(module, "config", None)
+    if config is None or getattr(config, "is_encoder_decoder", False):
+        return
+    known, calls = _causal.get(id(config), (None, 0))
+    if known is None or known() is not config:
+        known, calls = ref(config), 0
+    if calls is None:  # it has warned, or has other layers
+        return
+    calls = calls + 1 if reason == CAUSAL else None
+    layers = getattr(config, "num_hidden_layers", 1)
+    if calls is not None and isinstance(layers, int) and calls >= layers:
+        calls = None
+        warnings.warn(
+            f"attn_implementation={settings.name!r} sketches nothing in this model: its {layers} layers are causal, "
+            "and stay exact. Sketches are for encoders, in which every query sees every key; use 'sdpa' here",
+            stacklevel=5,
+        )
+    _causal[id(config)] = (known, calls)

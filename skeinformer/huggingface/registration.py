@@ -9,7 +9,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from skeinformer.attention import METHODS
 from skeinformer.huggingface.interface import attention_forward, warn_again
 from skeinformer.huggingface.rules import padding_mask
-from skeinformer.huggingface.settings import Settings, available, hashable, left_out, option_names
+from skeinformer.huggingface.settings import Settings, available, option_names
+from skeinformer.nn.decision import AUTO, MinLength, check_min_length
+from skeinformer.nn.functional import hashable, left_out
 from skeinformer.registry import check_flag, check_options, lookup
 
 REGISTERED: dict[str, Settings] = {}  # by name
@@ -21,6 +23,7 @@ def register(
     budget: int | None = None,
     seed: int | None = 0,
     decoder_cross_attention: bool = False,
+    min_length: MinLength = AUTO,
     **options: object,
 ) -> tuple[str, ...]:
     """Make `skein` and the other names known to transformers, and return those that this call has set.
@@ -31,17 +34,20 @@ def register(
     budget: d; None is each method's own default. seed: evaluation is deterministic, a layer that knows its number i
     (`layer_idx`) draws by `seed * 1009 + i`; None draws anew at every call, as training always does, from torch's
     global state. decoder_cross_attention: sketch the cross-attention of decoders too. It is exact by default: which
-    keys are chosen depends on all queries, so that an earlier token would see a little of the later ones.
+    keys are chosen depends on all queries, so that an earlier token would see a little of the later ones. min_length:
+    layers with fewer queries or keys are exact; "auto" are those that a sketch would not make faster, and 0 is none.
     """
     if method is not None:
         lookup("attention", method, METHODS)
         if reason := left_out(method):
             raise ValueError(f"{method!r} cannot stand in for a model's attention: {reason}")
     check_flag("decoder_cross_attention", decoder_cross_attention)
+    check_min_length(min_length)
     chosen = list(available()) if method is None else [method]
     known = {name for other in chosen for name in option_names(other)}
     check_options("register" if method is None else f"attention {method!r}", options, sorted(known))
-    found = [read_settings(other, budget, seed, decoder_cross_attention, options) for other in chosen]
+    told = (budget, seed, decoder_cross_attention, min_length)
+    found = [read_settings(other, *told, options) for other in chosen]
     for settings in found:
         REGISTERED[settings.name] = settings
         AttentionInterface.register(settings.name, partial(attention_forward, settings))
@@ -51,14 +57,19 @@ def register(
 
 
 def read_settings(
-    method: str, budget: int | None, seed: int | None, decoder_cross_attention: bool, options: dict[str, Any]
+    method: str,
+    budget: int | None,
+    seed: int | None,
+    decoder_cross_attention: bool,
+    min_length: MinLength,
+    options: dict[str, Any],
 ) -> Settings:
     """The settings of one method, of whose options some may be given; or an error that names what is wrong."""
     own = option_names(method)
     kept = tuple((name, hashable(value)) for name, value in options.items() if name in own)
-    Settings(method, budget, seed, decoder_cross_attention, kept).build()  # raises for a wrong value
+    Settings(method, budget, seed, decoder_cross_attention, min_length, kept).build()  # raises for a wrong value
     whole = None if budget is None else index(budget)
-    return Settings(method, whole, seed, decoder_cross_attention, kept)
+    return Settings(method, whole, seed, decoder_cross_attention, min_length, kept)
 
 
 def unregister() -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from skeinformer.huggingface.settings import Settings
+from skeinformer.kernels.choice import recorded
+from skeinformer.nn import decision
 from skeinformer.registry import check_options
 
 # arguments that a model hands to its attention and that do not change what attention computes; what is neither here nor
@@ -25,6 +27,7 @@ HARMLESS = {
     # used before attention, or by other kernels for their speed
     *("position_embeddings", "deterministic", "max_length_q", "max_length_k"),
 }
+CAUSAL = "causal"
 LOOKED_AT = {"position_bias", "sliding_window", "output_attentions"}
 # arguments that change the result and that sdpa would ignore or refuse
 UNKNOWN_TO_SDPA = {
@@ -118,7 +121,7 @@ def refuse(
 
 def why_exact(
     settings: Settings,
-    budget: int | None,
+    sizes: tuple[int | None, int],
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -128,11 +131,11 @@ def why_exact(
 ) -> str | None:
     """Why a layer takes the exact kernel, or None where it is sketched. The first that holds, in this order.
 
-    budget: d of the call, None where another option sets the size.
+    sizes: d of the call, None where another option sets it, and the number of pilots.
     """
     # as transformers has it: a layer that does not say is causal
     if getattr(module, "is_causal", True) if is_causal is None else is_causal:
-        return "causal"
+        return CAUSAL
     if kwargs.get("position_bias") is not None:
         return "position bias"
     if kwargs.get("sliding_window") is not None:
@@ -147,10 +150,9 @@ def why_exact(
             return "cross-attention"
         if in_decoder(module, crosses) and not settings.decoder_cross_attention:
             return "cross-attention of a decoder"
-    exact_from = settings.row.exact_from
-    if exact_from is not None and budget is not None and budget >= exact_from * key.shape[-2]:
-        return "no more keys than the budget"
-    return None
+    (n, p), n_k, device = query.shape[-2:], key.shape[-2], query.device.type
+    gradients = module.training or recorded(query, key)
+    return decision.why_exact(settings.min_length, n, n_k, *sizes, p, gradients, settings.method, device)
 
 
 def as_padding(attention_mask: Tensor | None) -> Tensor | None:

@@ -64,8 +64,9 @@ def arguments(settings: Settings) -> dict[str, Any]:
     """The arguments of `register` for these settings; a budget of None as the number that it is today."""
     return {
         "method": settings.method,
-        "budget": settings.budget_in_force(settings.build()),
+        "budget": settings.build().budget_in_force,
         "seed": settings.seed,
         "decoder_cross_attention": settings.decoder_cross_attention,
+        "min_length": settings.min_length,
         **dict(settings.options),
     }

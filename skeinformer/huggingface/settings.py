@@ -6,6 +6,8 @@ from typing import Any
 
 from skeinformer.attention import METHODS, Attention, Method, build
 from skeinformer.attention.seeds import layer_seed
+from skeinformer.nn.decision import AUTO, MinLength
+from skeinformer.nn.functional import left_out
 
 SKEINFORMER = "skeinformer"
 OF_THE_LAYER = ("max_len", "scale")  # set for each layer, not by the user
@@ -22,6 +24,8 @@ class Settings:
     """None is the method's own default, or what another option sets."""
     seed: int | None = 0
     decoder_cross_attention: bool = False
+    min_length: MinLength = AUTO
+    """Shorter calls are exact; "auto" are those where the sketch would not win."""
     options: Given = ()
     """Those of the method."""
     option_names: frozenset[str] = field(init=False, compare=False)
@@ -48,12 +52,6 @@ class Settings:
             registered = {name: value for name, value in registered.items() if name not in sizes}
         return {**registered, **dict(given)}
 
-    def budget_in_force(self, module: Attention, given: Given = ()) -> int | None:
-        """d of the module for a call, or None where another option than the budget sets the size."""
-        options = self.merged(given)
-        fixed = any(options.get(name) is not None for name in self.row.make.sizes)
-        return None if fixed else module.budget
-
     def build(self, given: Given = (), head_dim: int = 8, scale: float | None = None, layer: int = 0) -> Attention:
         """The method as a module for a layer, with the options of a call."""
         options = self.merged(given)
@@ -77,23 +75,6 @@ def available() -> dict[str, str]:
 
 
 @cache
-def left_out(method: str) -> str | None:
-    """Why a method of METHODS is not registered, or None if it is."""
-    if METHODS[method].quadratic:
-        return "it takes quadratic time and gains nothing over 'sdpa'"
-    if METHODS[method].shares_keys:
-        return "it shares queries and keys, which a pretrained model projects apart"
-    if any(True for _ in build(method, head_dim=8, max_len=8, budget=8).parameters()):
-        return "it has parameters of its own, which a pretrained model does not bring"
-    return None
-
-
-@cache
 def option_names(method: str) -> frozenset[str]:
     """The options of a method that `register` and a call take."""
     return frozenset(METHODS[method].option_names()).difference(OF_THE_LAYER) | {"budget", "seed"}
-
-
-def hashable(value: Any) -> Any:
-    """A list as a tuple, anything else as it is."""
-    return tuple(value) if isinstance(value, list) else value

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention, build
-from skeinformer.kernels.choice import at_hand
+from skeinformer.kernels.choice import at_hand, recorded
+from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
+from skeinformer.nn.functional import exact_attention, sizes_of
 from skeinformer.registry import check_count, check_flag, lookup
 
 
@@ -23,6 +25,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     Positional arguments are torch's. `method` and its options go to `build`: budget, num_pilots, seed and so on, with
     the method's own defaults; a method with parameters for each position (linformer) also needs max_len, and adds
     parameters. Without a seed of yours evaluation is deterministic (`seed=0`); training draws anew at every call.
+    A call with fewer queries or keys than `min_length` is computed exactly; "auto" are those that a sketch would not
+    make faster, by `skeinformer.nn.worth_sketching`, and none for a method with parameters. So is a call with no more
+    keys than the budget, by methods that are exact there.
 
     What differs from torch:
       - `need_weights` is False unless given, and the result is (output, None): no weights are formed.
@@ -31,12 +36,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         says; None, the default, goes by `query is key`, the same object.
       - Keys that are all padding give zero, where torch gives NaN.
       - `dropout` acts on attention weights, which a sketch does not form: it is ignored, with one warning, by every
-        method but "softmax" and "softmax_dropout".
+        method but "softmax" and "softmax_dropout". Calls that are computed exactly have it.
       - `attn_mask`, `is_causal=True` and `need_weights=True` are errors.
     """
 
     attention: Attention
     self_attention: bool | None
+    min_length: MinLength = AUTO
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         method: str = "skeinformer",
         self_attention: bool | None = None,
+        min_length: MinLength = AUTO,
         **options: Any,
     ) -> None:
         check_count("embed_dim", embed_dim)
@@ -66,14 +73,27 @@ class MultiheadAttention(nn.MultiheadAttention):
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
         self.notice = DropoutNotice()
-        self.configure(method, self_attention=self_attention, **options)
+        self.configure(method, self_attention=self_attention, min_length=min_length, **options)
 
-    def configure(self, method: str, *, self_attention: bool | None = None, **options: Any) -> None:
-        """Attend by another method, or with other options; the weights stay, and so does `self_attention` if None."""
+    def configure(
+        self,
+        method: str,
+        *,
+        self_attention: bool | None = None,
+        min_length: MinLength | None = None,
+        **options: Any,
+    ) -> None:
+        """Attend by another method, or with other options.
+
+        The weights stay, and so do `self_attention` and `min_length` if None.
+        """
         check_self_attention(self_attention)
+        if min_length is not None:
+            check_min_length(min_length)
         self.attention = build_attention(self, method, **options)
         self.method = method
         self.self_attention = getattr(self, "self_attention", None) if self_attention is None else self_attention
+        self.min_length = self.min_length if min_length is None else min_length
 
     # torch's encoder layers compute attention themselves in evaluation ("fast path", nested tensors) and never call a
     # module that says yes here. What is true of the weights stays in the object's dictionary, and decides their making
@@ -116,17 +136,34 @@ class MultiheadAttention(nn.MultiheadAttention):
         inputs = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
         for name, (x, width) in inputs.items():
             check_input(name, x, width, query.dim())
-        if self.training and self.dropout > 0 and not drops_weights(self.method):
-            self.notice.give(self.dropout, self.method)
         key_mask = real_keys(key_padding_mask, key, batch_first=self.batch_first)
         query_mask = key_mask if self._is_self_attention(query, key) else None
         q, k, v = (self._heads(x) for x in self._project(query, key, value))
         k, v, key_mask = self._append_keys(k, v, key_mask)
-        output: Tensor = self.attention(q, k, v, key_mask=key_mask, query_mask=query_mask)  # (b, h, n, p)
+        output = self._attend(q, k, v, key_mask, query_mask)  # (b, h, n, p)
         output = output.transpose(1, 2) if self.batch_first else output.permute(2, 0, 1, 3)
         if query.dim() == 2:
             output = output.reshape(*query.shape[:-1], self.num_heads, self.head_dim)
         return F.linear(output.flatten(-2), self.out_proj.weight, self.out_proj.bias), None
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
+        """(b, h, n, p), by the method, or exactly where `why_exact` has a reason."""
+        dropout = self.dropout if self.training else 0.0
+        if self.why_exact(q, k, v) is not None:
+            scale = getattr(self.attention.options, "scale", None)
+            return exact_attention(q, k, v, key_mask, query_mask, dropout, scale)
+        if dropout > 0 and not drops_weights(self.method):
+            self.notice.give(dropout, self.method)
+        output: Tensor = self.attention(q, k, v, key_mask=key_mask, query_mask=query_mask)
+        return output
+
+    def why_exact(self, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+        """Why a call with these heads, (b, h, n, p), is computed exactly, or None where the method computes it."""
+        if not isinstance(self.attention, Attention) or next(self.attention.parameters(), None) is not None:
+            return None  # a method with parameters would never be trained
+        gradients = self.training or recorded(q, k, v)
+        (n, p), n_k, device = q.shape[-2:], k.shape[-2], q.device.type
+        return why_exact(self.min_length, n, n_k, *sizes_of(self.attention), p, gradients, self.method, device)
 
     def _is_self_attention(self, query: Tensor, key: Tensor) -> bool:
         if self.self_attention and query.shape[:-1] != key.shape[:-1]:

@@ -5,6 +5,7 @@ optimizers, wrappers and whoever else holds it go on as before. What it was is k
 copy, a pickle and a second conversion.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,10 +29,19 @@ from skeinformer.nn.attention import (
     drops_weights,
     place,
 )
+from skeinformer.nn.decision import AUTO, MinLength, check_min_length
+from skeinformer.nn.found import other_ways
 from skeinformer.registry import check_flag, lookup
 
 Filter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None
-OWN_ATTRIBUTES = ("attention", "method", "notice", "self_attention")  # what a converted layer has beside torch's
+OWN_ATTRIBUTES = (
+    "attention",
+    "method",
+    "min_length",
+    "notice",
+    "self_attention",
+)  # what a converted layer has beside torch's
+CAUSAL = "self-attention of a decoder layer, which is causal, stays exact"
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Conversion:
     notes: tuple[str, ...] = ()
     decoder_cross_attention: bool = False
     self_attention: bool | None = None
+    min_length: MinLength = AUTO
 
     def settings(self) -> dict[str, Any]:
         """The arguments by which `convert` does the same again to a model that was built alike, as JSON holds them.
@@ -57,13 +68,19 @@ class Conversion:
             "filter": [escape(name) for name in self.converted],
             "decoder_cross_attention": self.decoder_cross_attention,
             "self_attention": self.self_attention,
+            "min_length": self.min_length,
             **self.options,
         }
 
     def __str__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         total = len(self.converted) + len(self.left)
-        lines = [f"{len(self.converted)} of {total} attention layers attend by {self.method}({options})"]
+        where = "" if METHODS[self.method].exact_from == 0 else ", at all lengths"
+        if where and self.min_length == AUTO:
+            where = ", where that is faster than exact attention"
+        elif where and self.min_length:
+            where = f", from {self.min_length} tokens on"
+        lines = [f"{len(self.converted)} of {total} attention layers attend by {self.method}({options}){where}"]
         lines += [f"  converted   {_shown(name)}" for name in self.converted]
         lines += [f"  left alone  {_shown(name)}: {reason}" for name, reason in self.left.items()]
         lines += [f"  note        {note}" for note in self.notes]
@@ -78,6 +95,7 @@ class Before:
     attention: Attention | None = None
     method: str = ""
     self_attention: bool | None = None
+    min_length: MinLength = AUTO
 
 
 def convert(
@@ -87,6 +105,7 @@ def convert(
     filter: Filter = None,
     decoder_cross_attention: bool = False,
     self_attention: bool | None = None,
+    min_length: MinLength = AUTO,
     **options: Any,
 ) -> Conversion:
     """Let every `nn.MultiheadAttention` in `model` attend by `method`, in place; the report says what changed.
@@ -94,7 +113,8 @@ def convert(
     `options` are those of `skeinformer.nn.MultiheadAttention`: budget, num_pilots, seed and the rest of `build`; layer
     i has the seed `seed * 1009 + i` (0 unless given; None draws anew in evaluation too). `filter` chooses layers: a
     predicate on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes options.
-    `self_attention` is that of the layer, None leaves it as it was; a decoder's cross-attention is never told.
+    `self_attention` is that of the layer, None leaves it as it was; a decoder's cross-attention is never told. Calls
+    shorter than `min_length` stay exact; "auto" are those that a sketch would not make faster, and 0 sketches all.
 
     Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal, and
     its cross-attention, unless the method goes row by row or `decoder_cross_attention` says so; subclasses with a
@@ -102,6 +122,7 @@ def convert(
     """
     check_flag("decoder_cross_attention", decoder_cross_attention)
     check_self_attention(self_attention)
+    check_min_length(min_length)
     layers, aliases = attention_layers(model)
     left = reasons(model, layers, choose(layers, aliases, filter), method, decoder_cross_attention)
     attentions: dict[str, Attention] = {}
@@ -113,16 +134,22 @@ def convert(
     crossing = {id(decoder.multihead_attn) for decoder in decoders(model)}
     for name, attention in attentions.items():
         own_sequence = None if id(layers[name]) in crossing else self_attention
-        change(layers[name], attention, method, notice, own_sequence)
+        change(layers[name], attention, method, notice, own_sequence, min_length)
     leave_nested_tensors(model)
     notes = [f"{alias} is the same layer as {_shown(name)}" for alias, name in aliases.items()]
-    notes += notes_on(model, method, {name: (layers[name], attention) for name, attention in attentions.items()})
+    changed = {name: (layers[name], attention) for name, attention in attentions.items()}
+    notes += notes_on(model, method, changed, min_length)
     if not layers:
-        notes.append(
-            f"{type(model).__name__} has no torch.nn.MultiheadAttention; models of transformers choose their "
-            "attention by name, see docs/drop-in-hf.md"
+        notes.append(other_ways(model))
+        warnings.warn(f"nothing was converted: {notes[-1]}", stacklevel=2)
+    elif not attentions and CAUSAL in left.values():
+        warnings.warn(
+            f"nothing was converted: {list(left.values()).count(CAUSAL)} of {len(left)} attention layers of "
+            f"{type(model).__name__} are causal, and stay exact. Sketches are for attention in which every query sees "
+            "every key; print the report for all reasons",
+            stacklevel=2,
         )
-    told = (decoder_cross_attention, self_attention)
+    told = (decoder_cross_attention, self_attention, min_length)
     return Conversion(method, options, tuple(attentions), left, tuple(notes), *told)
 
 
@@ -140,7 +167,7 @@ def restore(model: nn.Module) -> tuple[str, ...]:
         if before.attention is not None:
             ours = cast(MultiheadAttention, layer)
             ours.attention, ours.method = place(before.attention, layer), before.method
-            ours.self_attention = before.self_attention
+            ours.self_attention, ours.min_length = before.self_attention, before.min_length
         else:
             for attribute in OWN_ATTRIBUTES:
                 delattr(layer, attribute)
@@ -218,7 +245,7 @@ def reasons(
             now = f"; it attends by {layer.method}" if isinstance(layer, MultiheadAttention) else ""
             reason = f"not chosen by filter{now}"
         elif any(layer is decoder.self_attn for decoder in decoders(model)):
-            reason = "self-attention of a decoder layer, which is causal, stays exact"
+            reason = CAUSAL
         elif any(layer is decoder.multihead_attn for decoder in decoders(model)):
             if not crosses:
                 reason = f"cross-attention, and {method} is a pattern over one sequence"
@@ -258,18 +285,25 @@ def why_not(layer: nn.MultiheadAttention) -> str | None:
 
 
 def change(
-    layer: nn.MultiheadAttention, attention: Attention, method: str, notice: DropoutNotice, self_attention: bool | None
+    layer: nn.MultiheadAttention,
+    attention: Attention,
+    method: str,
+    notice: DropoutNotice,
+    self_attention: bool | None,
+    min_length: MinLength,
 ) -> None:
     """Give one layer its attention; the first time also its class, and remember what it was."""
     if "_before" not in layer.__dict__:
         if isinstance(layer, MultiheadAttention):
-            layer.__dict__["_before"] = Before(type(layer), layer.attention, layer.method, layer.self_attention)
+            layer.__dict__["_before"] = Before(
+                type(layer), layer.attention, layer.method, layer.self_attention, layer.min_length
+            )
         else:
             kind: type = type(layer)
             layer.__dict__["_before"] = Before(kind)
             layer.__class__ = sketched_class(kind)
     ours = cast(MultiheadAttention, layer)
-    ours.attention, ours.method, ours.notice = attention, method, notice
+    ours.attention, ours.method, ours.notice, ours.min_length = attention, method, notice, min_length
     ours.self_attention = getattr(ours, "self_attention", None) if self_attention is None else self_attention
 
 
@@ -284,10 +318,15 @@ def leave_nested_tensors(model: nn.Module) -> None:
 
 
 def notes_on(
-    model: nn.Module, method: str, changed: Mapping[str, tuple[nn.MultiheadAttention, Attention]]
+    model: nn.Module,
+    method: str,
+    changed: Mapping[str, tuple[nn.MultiheadAttention, Attention]],
+    min_length: MinLength,
 ) -> list[str]:
     """What a user should know about the layers that changed."""
     notes = []
+    if METHODS[method].quadratic and METHODS[method].exact_from != 0 and min_length == AUTO:
+        notes.append(f"{method} takes quadratic time and is never faster: every call is exact, unless min_length=0")
     added = sum(parameter.numel() for _, attention in changed.values() for parameter in attention.parameters())
     if added:
         notes.append(f"{added} new parameters need training: give them to the optimizer, convert before wrapping")

@@ -151,7 +151,7 @@ def test_the_model_as_a_whole() -> None:
     exact = model(x)
     result = compare(model, x, "skeinformer", logits=True, **FAST)
     assert compare(model, x, "skeinformer", **FAST).whole["argmax_agreement"] is None
-    convert(model, "skeinformer", budget=6)
+    convert(model, "skeinformer", budget=6, min_length=0)
     exact, sketched, whole = exact.detach(), model(x).detach(), result.whole
     assert whole["output"] == "logits"
     assert whole["logits_change"] == pytest.approx(float((sketched - exact).abs().mean()), rel=1e-4)
@@ -191,7 +191,7 @@ def test_padding_is_never_seen(batch_first: bool) -> None:
 def test_the_model_stays_as_it_was() -> None:
     model = encoder(3).train()
     model.layers[0].eval()
-    convert(model, "cluster", budget=3, filter="layers.1.*")
+    convert(model, "cluster", budget=3, min_length=0, filter="layers.1.*")
     x, _ = padded_input()
     before, state = snapshot(model), torch.random.get_rng_state()
     result = compare(model, x, "skeinformer", **FAST)
@@ -289,7 +289,7 @@ def test_another_option_may_set_the_size() -> None:
     ):
         assert result.whole["budget"] is result.layers[0]["budget_needed"] is None
         assert result.whole["label"] == "Big Bird, block size 2"
-    convert(model, "bigbird", block_size=2)
+    convert(model, "bigbird", block_size=2, min_length=0)
     assert result.whole["cosine"] == pytest.approx(compare(model, x, "bigbird:block_size=2", rounds=1).whole["cosine"])
     with pytest.raises(ValueError, match="budget=8 and block_size=2 both set the size of BigBird; give one"):
         compare(model, x, "bigbird:block_size=2", budget=8, rounds=1)

@@ -8,9 +8,16 @@ import torch
 import transformers
 from torch import Tensor
 
+from skeinformer import huggingface
+
 VOCABULARY, LENGTH = 99, 24
 WIDTH, HEADS, LAYERS = 32, 4, 2
 WORDS = [f"w{i}" for i in range(90)]  # one token each in the folder of `save_bert`
+
+
+def register(*arguments: Any, **options: Any) -> tuple[str, ...]:
+    """`huggingface.register` for models as short as these, in which no sketch would win."""
+    return huggingface.register(*arguments, **{"min_length": 0, **options})
 
 
 class Tiny(NamedTuple):

@@ -18,7 +18,7 @@ from skeinformer import huggingface
 from skeinformer.huggingface import interface
 from skeinformer.huggingface.rules import HARMLESS, LOOKED_AT, UNKNOWN_TO_SDPA
 from skeinformer.huggingface.settings import option_names
-from tests.huggingface.models import LENGTH, encoder, hidden, inputs
+from tests.huggingface.models import LENGTH, encoder, hidden, inputs, register
 
 GIVEN = inputs("bert")
 BY_NAME = {"query", "key", "value", "attention_mask", "scaling", "dropout", "is_causal"}  # of attention_forward
@@ -26,7 +26,7 @@ BY_NAME = {"query", "key", "value", "attention_mask", "scaling", "dropout", "is_
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    huggingface.register(budget=5)
+    register(budget=5)
     yield
     huggingface.unregister()
 
@@ -144,14 +144,14 @@ def test_no_seed_at_a_call_draws_anew() -> None:
     assert not torch.equal(first, hidden(model, GIVEN, seed=None))
     assert torch.equal(hidden(model, GIVEN), hidden(model, GIVEN))
     with pytest.raises(TypeError, match="seed must be an integer or None, got True"):
-        huggingface.register(seed=True)
+        register(seed=True)
 
 
 def test_whole_numbers_of_other_kinds_are_numbers_of_samples() -> None:
     model = sketched()
     twelve = hidden(model, GIVEN, budget=12)
     assert torch.equal(hidden(model, GIVEN, budget=torch.tensor(12)), twelve)
-    huggingface.register(budget=torch.tensor(12))
+    register(budget=torch.tensor(12))
     assert torch.equal(hidden(model, GIVEN), twelve)
 
 
@@ -161,7 +161,7 @@ def test_no_budget_is_the_methods_own() -> None:
     own = hidden(model, GIVEN, budget=None)
     assert torch.equal(own, hidden(model, GIVEN, budget=16))
     assert not torch.equal(own, few)
-    huggingface.register("cluster")
+    register("cluster")
     assert torch.equal(hidden(model, GIVEN), own)
     assert torch.equal(hidden(model, GIVEN, quality="accurate"), hidden(model, GIVEN, budget=128, num_pilots=64))
 

@@ -27,6 +27,7 @@ from tests.huggingface.models import (
     encoder,
     hidden,
     inputs,
+    register,
     save_bert,
 )
 
@@ -35,7 +36,7 @@ NAMES = list(huggingface.available().values())
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    huggingface.register(budget=5)
+    register(budget=5)
     yield
     huggingface.unregister()
 
@@ -76,9 +77,9 @@ def test_layers_are_sketched_and_the_output_says_so(name: str) -> None:
     assert output.isfinite().all()
     assert (output - exact).abs().max() > 1e-3
     # the estimate improves with d, and with as many samples as keys there is nothing left to sketch
-    huggingface.register(budget=LENGTH - 4)
+    register(budget=LENGTH - 4)
     assert (hidden(model, given) - exact).norm() < (output - exact).norm()
-    huggingface.register(budget=64)
+    register(budget=64)
     with huggingface.watch() as counts:
         assert_close(hidden(model, given), exact)
     assert counts["sketched"] == 0
@@ -95,7 +96,7 @@ def test_what_stands_in_padding_changes_nothing(name: str, where: str) -> None:
     assert_close(output[real], hidden(model, other, attention_mask=mask)[real])
     assert not torch.allclose(output[real], hidden(model, given)[real], atol=1e-3)
     # as many samples as real keys, fewer than keys: the sketch is exact
-    huggingface.register(budget=LENGTH - 9)
+    register(budget=LENGTH - 9)
     exact = hidden(encoder(name), given, attention_mask=mask)
     with huggingface.watch() as counts:
         output = hidden(model, given, attention_mask=mask)
@@ -135,7 +136,7 @@ def test_left_padding_changes_the_draw_and_not_the_quality(implementation: str) 
     change = float((padded - alone).norm() / exact.norm())
     assert change > 0.2 * errors[0]
     assert 0.7 < errors[1] / errors[0] < 1.4
-    huggingface.register(budget=LENGTH)  # as many samples as real keys: nothing is drawn
+    register(budget=LENGTH)  # as many samples as real keys: nothing is drawn
     alone, padded = both()
     assert_close(padded, alone, rtol=1e-4, atol=1e-4)
     assert_close(padded, exact, rtol=1e-4, atol=1e-4)
@@ -150,7 +151,7 @@ def test_gradients_flow_and_are_exact_where_the_output_is(name: str) -> None:
     assert all(x.isfinite().all() for x in rough.values())
     if mask:
         given, mask = {"input_ids": given["input_ids"][1:]}, {"attention_mask": mask["attention_mask"][1:]}
-        huggingface.register(budget=LENGTH - 9)
+        register(budget=LENGTH - 9)
         expected, found = gradients(encoder(name), given, **mask), gradients(sketched(name), given, **mask)
         for weight, gradient in found.items():
             assert_close(gradient, expected[weight], rtol=1e-3, atol=1e-3 * float(expected[weight].abs().max()) + 1e-5)
@@ -167,7 +168,7 @@ def test_a_seed_makes_evaluation_deterministic_and_training_draws_anew() -> None
     first = hidden(model, given)
     torch.manual_seed(5)
     assert torch.equal(first, hidden(model, given))
-    huggingface.register(budget=5, seed=None)
+    register(budget=5, seed=None)
     assert not torch.equal(hidden(model.eval(), given), hidden(model, given))
 
 
@@ -209,7 +210,7 @@ def test_one_compiled_graph_that_follows_the_settings(implementation: str) -> No
     assert_close(hidden(compiled, given, attention_mask=mask), hidden(model, given, attention_mask=mask))
     assert_close(hidden(compiled, given, attention_mask=padding("left"))[0], hidden(model, given)[0])
     assert backend.compilations == 1
-    huggingface.register(budget=9)
+    register(budget=9)
     assert_close(hidden(compiled, given, attention_mask=mask), hidden(model, given, attention_mask=mask))
     assert backend.compilations == 2
 
@@ -218,7 +219,7 @@ def test_one_compiled_graph_that_follows_the_settings(implementation: str) -> No
 @pytest.mark.parametrize("name", ["bert", "eurobert"])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     model, given, mask = sketched(name), inputs(name), padding("right")
-    huggingface.register(budget=LENGTH - 9)
+    register(budget=LENGTH - 9)
     wide = hidden(model, given, attention_mask=mask)
     half = hidden(copy.deepcopy(model).to(dtype), given, attention_mask=mask)
     assert half.dtype == dtype
@@ -262,7 +263,7 @@ def test_the_scale_is_the_models() -> None:
 
 @pytest.mark.parametrize("implementation", NAMES)
 def test_every_name_runs_with_padding_and_gradients(implementation: str) -> None:
-    huggingface.register(budget=8)
+    register(budget=8)
     model, given, mask = sketched("bert", implementation), inputs("bert"), padding("middle")
     with huggingface.watch() as counts:
         found = gradients(model, given, attention_mask=mask)
@@ -277,10 +278,10 @@ def test_options_by_keyword_at_the_call(name: str) -> None:
     few, more = hidden(model, given), hidden(model, given, budget=12)
     assert not torch.allclose(few, more, atol=1e-3)
     assert torch.equal(few, hidden(model, given))
-    huggingface.register(budget=12)
+    register(budget=12)
     assert torch.equal(more, hidden(model, given))
     pilots = hidden(model, given, num_pilots=3)
-    huggingface.register(budget=12, num_pilots=3)
+    register(budget=12, num_pilots=3)
     assert torch.equal(pilots, hidden(model, given))
 
 
@@ -305,7 +306,7 @@ def test_attention_weights_are_refused() -> None:
 
 
 def test_names_and_what_is_left_out() -> None:
-    assert huggingface.register() == tuple(NAMES)
+    assert register() == tuple(NAMES)
     assert {"skein", "skein-cluster", "skein-performer", "skein-skeinformer_uniform"} < set(NAMES)
     left = {method: reason for method in METHODS if (reason := huggingface.left_out(method))}
     assert left.keys() == {
@@ -320,17 +321,17 @@ def test_names_and_what_is_left_out() -> None:
     for method, words in (("reformer", "shares queries"), ("linformer", "parameters"), ("sketched", "quadratic")):
         assert words in left[method]
         with pytest.raises(ValueError, match=f"{method!r} cannot stand in for a model's attention: it "):
-            huggingface.register(method)
+            register(method)
 
 
 def test_one_method_is_set_apart_from_the_others() -> None:
     model, given = sketched("bert"), inputs("bert")
     before = hidden(model, given)
-    assert huggingface.register("cluster", budget=7, num_steps=2) == ("skein-cluster",)
+    assert register("cluster", budget=7, num_steps=2) == ("skein-cluster",)
     assert torch.equal(before, hidden(model, given))
     model.set_attn_implementation("skein-cluster")
     seven = hidden(model, given)
-    huggingface.register("cluster", budget=7, num_steps=0)
+    register("cluster", budget=7, num_steps=0)
     assert not torch.equal(seven, hidden(model, given))
     assert torch.equal(seven, hidden(model, given, num_steps=2))
 
@@ -351,7 +352,7 @@ def test_one_method_is_set_apart_from_the_others() -> None:
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        huggingface.register(**options)
+        register(**options)
 
 
 def test_sentence_transformers(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from transformers import AttentionInterface
 from transformers.masking_utils import create_bidirectional_mask
 
 from skeinformer import build, huggingface
-from tests.huggingface.models import LAYERS, LENGTH, bart, bert, encoder, grouped, hidden, inputs, t5
+from tests.huggingface.models import LAYERS, LENGTH, bart, bert, encoder, grouped, hidden, inputs, register, t5
 
 TOKENS = inputs("bert")["input_ids"]
 
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    huggingface.register(budget=5)
+    register(budget=5)
     yield
     huggingface.unregister()
 
@@ -107,7 +107,7 @@ def test_windows_are_kept_and_exact() -> None:
     exact, ours, counts = both(model, input_ids=TOKENS, attention_mask=mask)
     assert counts == {"sketched": 2, "sliding window": 2}
     assert not torch.allclose(ours[0], exact[0], atol=1e-3)
-    huggingface.register(budget=LENGTH)
+    register(budget=LENGTH)
     exact, ours, _ = both(model, input_ids=TOKENS, attention_mask=mask)
     assert_close(ours[mask.bool()], exact[mask.bool()])
     model.config.sliding_window = 10**6  # the mask is made from it
@@ -133,12 +133,12 @@ def test_a_decoder_attends_to_the_encoder_exactly_unless_told(kind: str, n: int)
     *_, counts = both(model, **given)
     assert counts.pop("sketched", 0) == encoded
     assert counts == {"causal": LAYERS, "cross-attention of a decoder": LAYERS}
-    huggingface.register(budget=5, decoder_cross_attention=True)
+    register(budget=5, decoder_cross_attention=True)
     exact, rough, counts = both(model, **given)
     assert counts == {"causal": LAYERS, "sketched": encoded + LAYERS}
     assert not torch.allclose(rough, exact, atol=1e-3)
     # no query is taken for padding: 15 real keys and samples are exact, also where there are as many queries as keys
-    huggingface.register(budget=15, decoder_cross_attention=True)
+    register(budget=15, decoder_cross_attention=True)
     exact, ours, counts = both(model, **given)
     assert counts["sketched"] == encoded + LAYERS
     if kind == "bert":
@@ -150,9 +150,9 @@ def test_cross_attention_is_a_decoders_unless_the_layer_says_otherwise() -> None
         assert call(module, PADDING, n=n) == "cross-attention of a decoder"
     assert call(layer(is_cross_attention=True, is_decoder=False), PADDING) == "sketched"
     assert call(layer(is_decoder=False), PADDING, n=11) == "sketched"
-    huggingface.register(budget=5, decoder_cross_attention=True)
+    register(budget=5, decoder_cross_attention=True)
     assert call(layer(), PADDING, n=11) == "sketched"
-    huggingface.register("longformer", budget=5)
+    register("longformer", budget=5)
     q, k = torch.randn(2, 2, 11, 8), torch.randn(2, 2, 20, 8)
     with huggingface.watch() as counts:
         AttentionInterface._global_mapping["skein-longformer"](layer(), q, k, k, PADDING)
@@ -175,7 +175,7 @@ def test_gpt2_does_not_see_later_tokens_by_its_cross_attention(told: bool) -> No
     )
     model: Any = transformers.GPT2Model(config).eval()
     model.set_attn_implementation("skein")
-    huggingface.register(budget=5, decoder_cross_attention=told)
+    register(budget=5, decoder_cross_attention=told)
     given = {"input_ids": TOKENS, "encoder_hidden_states": torch.randn(2, 40, 32)}
     later = TOKENS.clone()
     later[:, 12:] = 98 - later[:, 12:]
@@ -210,7 +210,7 @@ class CrossAttention(nn.Module):
     ],
 )
 def test_queries_are_padded_only_where_they_are_the_keys(module: nn.Module, elsewhere: bool) -> None:
-    huggingface.register(budget=5, decoder_cross_attention=True)
+    register(budget=5, decoder_cross_attention=True)
     q = torch.randn(2, 2, 20, 8)
     output = AttentionInterface._global_mapping["skein"](module.eval(), q, q, q, PADDING)[0]
     query_mask = None if elsewhere else PADDING
@@ -226,7 +226,7 @@ def test_an_ambiguous_layer_of_an_encoder_and_decoder_is_exact() -> None:
 
 
 def test_as_many_clusters_or_columns_as_keys_take_the_kernel() -> None:
-    huggingface.register(budget=20)
+    register(budget=20)
     assert call(layer()) == "no more keys than the budget"
     assert call(layer(is_decoder=False), n_k=21) == "sketched"
     assert call(layer(), budget=19) == "sketched"
@@ -248,16 +248,16 @@ def test_the_budget_says_nothing_where_another_option_sets_the_size() -> None:
         return output
 
     expected = build("bigbird", head_dim=8, block_size=4, seed=0).eval()(q, q, q).transpose(1, 2)
-    huggingface.register("bigbird", block_size=4)  # the budget would be 256, above the 64 keys
+    register("bigbird", block_size=4)  # the budget would be 256, above the 64 keys
     assert_close(blocks(), expected)
     by_budget = blocks(budget=40)  # what a call says of the size comes before what was registered
-    huggingface.register("bigbird", budget=40)
+    register("bigbird", budget=40)
     assert_close(blocks(), by_budget)
     assert_close(blocks(block_size=4), expected)
     with pytest.raises(ValueError, match="budget=40 and block_size=4 both set the size of BigBird; give one"):
         blocks(budget=40, block_size=4)
     with pytest.raises(ValueError, match="budget=40 and block_size=4 both set the size of BigBird; give one"):
-        huggingface.register("bigbird", budget=40, block_size=4)
+        register("bigbird", budget=40, block_size=4)
 
 
 def test_one_query_is_exact() -> None:

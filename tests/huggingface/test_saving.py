@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer import huggingface
-from tests.huggingface.models import HEADS, WIDTH, encoder, hidden, inputs
+from tests.huggingface.models import HEADS, WIDTH, encoder, hidden, inputs, register
 
 NAMES = list(huggingface.available().values())
 MISSING = r"attn_implementation='skein' is not registered: call skeinformer\.huggingface\.register\(\) first"
@@ -26,7 +26,7 @@ GIVEN = inputs("bert")
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    huggingface.register(budget=5)
+    register(budget=5)
     yield
     huggingface.unregister()
 
@@ -69,7 +69,7 @@ def test_transformers_alone_saves_an_exact_model(tmp_path: Path) -> None:
     ],
 )
 def test_a_saved_model_loads_with_its_settings(name: str, method: str, options: dict[str, Any], tmp_path: Path) -> None:
-    (implementation,) = huggingface.register(method, **options)
+    (implementation,) = register(method, **options)
     model = sketched(name, implementation)
     expected = hidden(model, inputs(name))
     before = model.config.to_dict().keys()
@@ -80,11 +80,11 @@ def test_a_saved_model_loads_with_its_settings(name: str, method: str, options: 
     assert torch.equal(hidden(loaded, inputs(name)), expected)
     assert loaded.config.to_dict().keys() == before
     # what is registered holds where the model is loaded by transformers
-    huggingface.register(method, budget=5)
+    register(method, budget=5)
     plain = type(model).from_pretrained(tmp_path).eval()
     assert plain.config._attn_implementation == implementation
     assert not torch.equal(hidden(plain, inputs(name)), expected)
-    huggingface.register(method, **options)
+    register(method, **options)
     assert torch.equal(hidden(plain, inputs(name)), expected)
     exact = huggingface.load_pretrained(tmp_path, type(model), attn_implementation="sdpa").eval()
     assert_close(hidden(exact, inputs(name)), hidden(encoder(name), inputs(name)))
@@ -127,7 +127,7 @@ def test_a_model_without_registration_says_what_to_call(tmp_path: Path) -> None:
             hidden(other, GIVEN, attention_mask=torch.ones_like(GIVEN["input_ids"]))
     with pytest.raises(RuntimeError, match=MISSING):
         hidden(sketched("vit"), inputs("vit"))  # it makes no mask
-    huggingface.register(budget=5)
+    register(budget=5)
     assert torch.equal(hidden(loaded, GIVEN), hidden(model, GIVEN))
     for mapping in (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping):
         assert {name for name in mapping if name.startswith("skein")} == set(NAMES)

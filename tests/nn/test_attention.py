@@ -15,6 +15,8 @@ import skeinformer
 from skeinformer.attention import METHODS
 from tests.helpers import EXACT, lengths_mask, random_mask
 
+pytestmark = pytest.mark.usefixtures("always_sketched")
+
 LARGE = 64  # above every number of keys here
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -14,6 +14,8 @@ import skeinformer
 from skeinformer import convert, restore
 from tests.helpers import lengths_mask
 
+pytestmark = pytest.mark.usefixtures("always_sketched")
+
 LARGE = 64  # above every number of keys here
 Snapshot = list[tuple[type, list[tuple[str, Any]]]]
 
@@ -261,7 +263,9 @@ def test_settings_and_a_state_dict_are_the_converted_model(method: str, options:
 def test_settings_of_the_model_itself_and_of_nothing() -> None:
     attention = nn.MultiheadAttention(8, 2)
     assert convert(attention, **convert(nn.MultiheadAttention(8, 2), budget=3).settings()).converted == ("",)
-    assert convert(attention, **convert(nn.Linear(2, 2)).settings()).converted == ()
+    with pytest.warns(UserWarning, match="nothing was converted"):
+        settings = convert(nn.Linear(2, 2)).settings()
+    assert convert(attention, **settings).converted == ()
 
 
 def test_an_optimizer_made_before_goes_on() -> None:
@@ -349,13 +353,15 @@ def test_dropout_is_reported_and_warned_of_once() -> None:
 def test_the_report_reads_well() -> None:
     model = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
     assert str(convert(model, "performer", budget=32)) == (
-        "2 of 3 attention layers attend by performer(budget=32)\n"
+        "2 of 3 attention layers attend by performer(budget=32), where that is faster than exact attention\n"
         "  converted   encoder.layers.0.self_attn\n"
         "  converted   decoder.layers.0.multihead_attn\n"
         "  left alone  decoder.layers.0.self_attn: self-attention of a decoder layer, which is causal, stays exact"
     )
-    nothing = convert(nn.Linear(2, 2))
+    with pytest.warns(UserWarning, match=r"nothing was converted: Linear has no torch.nn.MultiheadAttention"):
+        nothing = convert(nn.Linear(2, 2))
     assert nothing.converted == ()
-    assert "Linear has no torch.nn.MultiheadAttention" in str(nothing)
-    assert "docs/drop-in-hf.md" in str(nothing)
+    assert "Linear has no torch.nn.MultiheadAttention (no module called attention)" in str(nothing)
+    for way in ("skeinformer.sketched(", "skeinformer.scaled_dot_product_attention", "huggingface.register()"):
+        assert way in str(nothing)
     assert "the model itself" in str(convert(nn.MultiheadAttention(8, 2)))

@@ -20,6 +20,8 @@ from skeinformer.attention import METHODS
 from tests.helpers import lengths_mask, tensors
 from tests.nn.test_convert import LARGE, encoder, padded_input
 
+pytestmark = pytest.mark.usefixtures("always_sketched")
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "convert_pytorch_encoder.py"
 
 

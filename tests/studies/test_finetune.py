@@ -91,7 +91,7 @@ def test_only_long_reviews_are_taken_cut_and_held_out(options: Finetune) -> None
 
 
 def test_padding_and_dropout_do_not_enter_a_classifier(options: Finetune) -> None:
-    huggingface.register()
+    huggingface.register(min_length=0)
     pretrained = load_model(options.model)
     data = load_data(replace(options, length=150), pretrained)
     for case in make_cases(options):
@@ -107,7 +107,7 @@ def test_padding_and_dropout_do_not_enter_a_classifier(options: Finetune) -> Non
 
 
 def test_methods_start_from_the_same_weights(options: Finetune) -> None:
-    huggingface.register()
+    huggingface.register(min_length=0)
     pretrained = load_model(options.model)
     first, second = (start_training(options, pretrained, case, 3)[0] for case in make_cases(options)[:2])
     for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
@@ -137,7 +137,7 @@ def test_a_study_its_records_and_its_table(options: Finetune, capsys: pytest.Cap
 
 def test_a_run_goes_on_at_the_next_cell(options: Finetune) -> None:
     options = replace(options, methods=("softmax", "vmean"), steps=2, seeds=(0, 1), test_examples=4)
-    huggingface.register()
+    huggingface.register(min_length=0)
     pretrained = load_model(options.model)
     data, cases = load_data(options, pretrained), make_cases(options)
     records = finetune_records(options, pretrained, data, cases)

@@ -1,0 +1,140 @@
+"""Whether a sketch would win: `min_length="auto"`, one rule for layers, models of transformers, and SDPA's signature.
+
+A call of exact attention has n n_k pairs of a query and a key, which the fused kernel takes one after the other. The
+table COSTS has what a sketch takes, in the time of so many such pairs, for one head:
+
+    call + (n + n_k) / 2 * (token + column d) + n_k * pilot * P
+
+A call is sketched where that is less than n n_k. What does not scale with the width p, the `call`, counts in pairs of
+width 32, and a pair of width p takes as long as p + 20 multiply-adds. Neither the batch nor the contents of a mask are
+asked: what an example becomes must not depend on its batch mates.
+"""
+
+from typing import Literal, NamedTuple
+
+from skeinformer.attention import METHODS
+from skeinformer.registry import check_count
+
+MinLength = int | Literal["auto"]
+AUTO: Literal["auto"] = "auto"
+
+FEW_KEYS = "no more keys than the budget"
+SHORT = "shorter than min_length"
+SLOWER = "exact attention takes less time"
+
+
+class Cost(NamedTuple):
+    """What one head of a sketch takes, in pairs of a query and a key of the fused exact kernel."""
+
+    call: int
+    """Once in a call."""
+    token: float
+    """For each token: half for a query, half for a key."""
+    column: float
+    """For each token and each of the budget's d columns, clusters or features."""
+    pilot: float
+    """For each key and each pilot row."""
+
+
+# Forward, and forward with backward in pairs of the exact kernel's forward with backward. PROVISIONAL, from the records
+# behind docs/performance.md: b = 4, h = 2, p = 32, float32, two cores. To measure them anew:
+#
+#     skein bench --methods NAME --budget 16 --lengths 512 1024 2048 4096 --records bench.jsonl     (and other budgets)
+#
+# The ratio of a record is n n_k over what the sketch takes. Two lengths give the slope and `call`, two budgets
+# `column`, two numbers of pilots `pilot`, and `token` is the rest.
+COSTS: dict[str, tuple[Cost, Cost]] = {
+    "cluster": (Cost(600_000, 156, 6, 3), Cost(300_000, 340, 3, 1)),
+    "skeinformer": (Cost(220_000, 170, 1, 2), Cost(60_000, 187, 1, 1.4)),
+    "skeinformer_uniform": (Cost(220_000, 100, 1, 0), Cost(60_000, 120, 1, 0)),
+    "vmean": (Cost(0, 20, 0, 0), Cost(0, 15, 0, 0)),
+    "linear_transformer": (Cost(0, 620, 0, 0), Cost(0, 650, 0, 0)),
+    "performer": (Cost(0, 0, 5.3, 0), Cost(0, 0, 5.1, 0)),
+    "linformer": (Cost(0, 0, 2.5, 0), Cost(0, 0, 2.4, 0)),
+    "nystromformer": (Cost(0, 0, 11, 0), Cost(0, 0, 11.6, 0)),
+    "informer": (Cost(0, 0, 15.5, 0), Cost(0, 0, 5.4, 0)),
+    "informer_mask": (Cost(0, 0, 15.5, 0), Cost(0, 0, 5.4, 0)),
+    "bigbird": (Cost(0, 0, 7.8, 0), Cost(0, 0, 6.4, 0)),
+    "longformer": (Cost(0, 0, 5, 0), Cost(0, 0, 4, 0)),
+    "sparse_transformer": (Cost(0, 0, 15, 0), Cost(0, 0, 17, 0)),
+    "blockbert": (Cost(0, 0, 2.5, 0), Cost(0, 0, 2.1, 0)),
+    "reformer": (Cost(0, 0, 11.6, 0), Cost(0, 0, 6, 0)),
+}
+OTHERS = COSTS["skeinformer"]  # of a method without a row of its own
+# How many times more a sketch takes elsewhere. A GUESS, nothing is measured: a GPU computes pairs faster by far, and
+# starts each of a sketch's many small operations no faster. The cluster sketch of 16 then begins near 4,000 tokens.
+DEVICES: dict[str, int] = {"cpu": 1}
+OTHER_DEVICES = 8
+WIDTH = 32  # of the pairs in the table
+EXPONENTIAL = 20  # what a pair takes beside its p multiply-adds, in these
+
+
+def why_exact(
+    min_length: MinLength,
+    n: int,
+    n_k: int,
+    budget: int | None,
+    num_pilots: int,
+    head_dim: int,
+    gradients: bool,
+    method: str,
+    device: str = "cpu",
+) -> str | None:
+    """Why n queries and n_k keys are left to exact attention, or None where they are sketched.
+
+    min_length: a number leaves to exact attention what has fewer queries or fewer keys, 0 nothing; "auto" goes by
+    `worth_sketching`. A method that is exact at this budget is computed by the exact kernel in any case.
+    budget: None where another option sets the size of the sketch.
+    """
+    exact_from = METHODS[method].exact_from
+    if exact_from == 0:
+        return None  # it is exact attention
+    if exact_from is not None and budget is not None and budget >= exact_from * n_k:
+        return FEW_KEYS
+    if min_length != AUTO:
+        return SHORT if n < min_length or n_k < min_length else None
+    return None if worth_sketching(n, n_k, budget, num_pilots, head_dim, gradients, method, device) else SLOWER
+
+
+def worth_sketching(
+    n: int,
+    n_k: int,
+    budget: int | None,
+    num_pilots: int,
+    head_dim: int,
+    gradients: bool,
+    method: str,
+    device: str = "cpu",
+) -> bool:
+    """Whether a sketch of n queries and n_k keys takes less time than exact attention on the fused kernel.
+
+    gradients: whether a backward pass will follow. device: a type, such as "cpu" or "cuda". Integers only, so that a
+    length may be symbolic in a compiled graph.
+    """
+    row = METHODS[method]
+    if row.quadratic or (row.has_budget and budget is not None and budget >= n_k):
+        return False
+    call, query, key = pairs(256 if budget is None else budget, num_pilots, head_dim, gradients, method, device)
+    return n * n_k > call + n * query + n_k * key
+
+
+def pairs(
+    budget: int, num_pilots: int, head_dim: int, gradients: bool, method: str, device: str
+) -> tuple[int, int, int]:
+    """What a sketch takes: in a call, for each query, for each key, in pairs of width `head_dim`."""
+    cost = COSTS.get(method, OTHERS)[int(gradients)]
+    times = DEVICES.get(device, OTHER_DEVICES)
+    token = (cost.token + cost.column * budget) / 2
+    call = times * cost.call * (WIDTH + EXPONENTIAL) / (head_dim + EXPONENTIAL)
+    return round(call), round(times * token), round(times * (token + cost.pilot * num_pilots))
+
+
+def check_min_length(min_length: object) -> None:
+    """Raise unless it is "auto" or a whole number of at least 0."""
+    if isinstance(min_length, str):
+        if min_length != AUTO:
+            raise ValueError(
+                f"min_length must be 'auto' or a whole number, 0 to sketch every length, got {min_length!r}"
+            )
+        return
+    check_count("min_length", min_length, at_least=0)

@@ -1,0 +1,297 @@
+"""`scaled_dot_product_attention` with torch's signature, sketched where that is possible and wins, else by torch.
+
+`Settings` say how calls are sketched, `decide` which are not, and `sketch` computes one. `skeinformer.sketched` and
+`skeinformer.compare` go by the same three.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from skeinformer.attention import METHODS, Attention, build
+from skeinformer.attention.inputs import clear_padding, no_autocast, prepare
+from skeinformer.attention.inside import set_inside
+from skeinformer.attention.seeds import layer_seed
+from skeinformer.kernels.choice import recorded
+from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
+from skeinformer.nn.shapes import Four, as_torch, padding_of, to_four, unusual
+from skeinformer.noise import from_seed
+from skeinformer.registry import check_options, lookup
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Given = tuple[tuple[str, Any], ...]
+
+OF_THE_CALL = ("max_len", "scale")  # no options: a call brings its scale, and has no longest length
+KEPT = 1024  # settings and modules, at most
+EXACT = "softmax"
+_kept = SimpleNamespace()  # made by `settings_name` and `module_name`
+_names: dict[str, str] = {}  # of what is kept, the oldest first
+_numbers = count()  # never the same again: a compiled graph may still look for an old name
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How calls of `scaled_dot_product_attention` are sketched."""
+
+    method: str
+    budget: int | None
+    """None is the method's own default, or what another option sets."""
+    min_length: MinLength
+    seed: int | None
+    options: Given
+    """Those of the method."""
+
+    def __post_init__(self) -> None:
+        lookup("attention", self.method, METHODS)
+        if self.method != EXACT and (reason := left_out(self.method)):
+            raise ValueError(f"{self.method!r} cannot stand in for scaled_dot_product_attention: {reason}")
+        known = [name for name in METHODS[self.method].option_names() if name not in OF_THE_CALL]
+        check_options(f"attention {self.method!r}", dict(self.options), [*known, "min_length", "seed"])
+        check_min_length(self.min_length)
+        self.build(8, seed=layer_seed(self.seed, 0))  # raises for a wrong value
+
+    def build(self, head_dim: int, scale: float | None = None, seed: int | None = None) -> Attention:
+        """The method as a module in evaluation mode; without a seed it draws anew unless it is given noise."""
+        options = dict(self.options)
+        if "scale" in METHODS[self.method].option_names():
+            options["scale"] = scale
+        module = build(self.method, head_dim=head_dim, budget=self.budget, seed=seed, **options).eval()
+        if any(True for _ in module.parameters()):
+            raise ValueError(f"{self.method!r} with these options has parameters of its own, which nothing has trained")
+        return module
+
+    def __str__(self) -> str:
+        given = {**({} if self.budget is None else {"budget": self.budget}), **dict(self.options)}
+        return f"{self.method}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+class Sketch(NamedTuple):
+    """What stands for torch's result."""
+
+    output: Tensor
+    error: Tensor | None
+    """The estimated relative error of each example and head, where it was asked for."""
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    method: str = "cluster",
+    budget: int | None = None,
+    min_length: MinLength = AUTO,
+    seed: int | None = 0,
+    **options: Any,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` by a method of METHODS: (..., h, n, p) -> (..., h, n, p_v).
+
+    The arguments up to `enable_gqa` are torch's and mean the same; the shape, the dtype and the strides of the result
+    are torch's. A mask may be boolean, True = real, or additive, and is sketched where it only says which keys are
+    padding, the same for every query: (b, 1, 1, n_k), what broadcasts alike, or (b, n_k), which torch does not take.
+
+    Computed exactly, by torch: causal attention, a mask that differs between queries or weighs keys, dropout, no more
+    keys than the budget, tensors that are not of one floating dtype and one batch, and what is shorter than
+    `min_length`; "auto" is where the sketch would not win. `budget` is d, None the method's own; `options` are those of
+    `build`. Draws go by `seed`, so that equal calls give equal results; where gradients are recorded, and with None,
+    they are drawn anew from torch's global state.
+    """
+    given = tuple((name, hashable(value)) for name, value in options.items())
+    settings = settings_of(method, budget, min_length, seed, given)
+    if attn_mask is not None and is_padding_by_shape(attn_mask, query, key):
+        attn_mask = attn_mask.reshape(query.shape[0], *(1,) * (query.dim() - 2), -1)  # (b, 1, .., 1, n_k)
+    reason, mask = decide(settings, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if reason is not None:
+        return exactly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    four = to_four(query, key, value, mask)
+    return as_torch(sketch(settings, 0, four, scale).output, query, attn_mask)
+
+
+def decide(
+    settings: Settings,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> tuple[str | None, Tensor | None]:
+    """Why a call is left to torch, or None where it is sketched; and then its mask of padding, (..., 1, n_k).
+
+    The first reason that holds, in this order. The numbers of a mask are looked at last.
+    """
+    row = METHODS[settings.method]
+    if row.exact_from == 0:
+        return "the method is exact attention", None
+    if is_causal:
+        return "causal", None
+    if dropout_p > 0:
+        return "dropout", None
+    if unusual(query, key, value, enable_gqa):
+        return "tensors of several dtypes, batches or kinds", None
+    (n, p), n_k = query.shape[-2:], key.shape[-2]
+    if n == 1:
+        return "one query", None
+    if n != n_k and not row.cross_attention:
+        return f"as many queries as keys is what {settings.method} takes", None
+    budget, num_pilots = sizes_in_force(settings)
+    gradients = recorded(query, key, value)
+    device = query.device.type
+    reason = why_exact(settings.min_length, n, n_k, budget, num_pilots, p, gradients, settings.method, device)
+    if reason is not None or attn_mask is None:
+        return reason, None
+    mask, reason = padding_of(attn_mask, query, key)
+    return reason, mask
+
+
+def sketch(settings: Settings, number: int, four: Four, scale: float | None, certify: bool = False) -> Sketch:
+    """(b, h, n, p_v) of the call with this number among those of a model; with `certify` also its error."""
+    query, key, value, key_mask = four
+    module: Attention = getattr(_kept, module_name(settings, query.shape[-1], scale))
+    groups = query.shape[1] // key.shape[1]
+    seed = None if recorded(query, key, value) else layer_seed(settings.seed, number)
+    masks: dict[str, Any] = {"key_mask": key_mask}
+    masks["query_mask"] = None if METHODS[settings.method].cross_attention else key_mask
+    outputs, errors = [], []
+    for group in range(groups):  # one call for each query head of a group: keys and values are never repeated
+        part = query[:, group::groups]
+        noise = None
+        if seed is not None:
+            noise = module.draw_noise(part, key, from_seed((key.shape[0], key.shape[1]), seed, device=key.device))
+        if certify:
+            output, info = module.certify(part, key, value, noise=noise, **masks)
+            errors.append(info.error)
+        else:
+            output = module(part, key, value, noise=noise, **masks)
+        outputs.append(output)
+    return Sketch(by_head(outputs), by_head(errors) if errors else None)
+
+
+def by_head(groups: list[Tensor]) -> Tensor:
+    """Heads in the order of the queries, of what was computed for each head of a group."""
+    return groups[0] if len(groups) == 1 else torch.stack(groups, 2).flatten(1, 2)
+
+
+def exactly(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """By torch; a `sketched` around us leaves it as it is."""
+    before = set_inside(True)
+    try:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    finally:
+        set_inside(before)
+
+
+def exact_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+    dropout: float,
+    scale: float | None,
+) -> Tensor:
+    """softmax(s Q K^T) V for (b, h, n, p) with our masks, (b, n), on torch's kernel; rows of padded queries are 0."""
+    query, key, value, real, queries = prepare(query, key, value, key_mask, query_mask)
+    mask = None if real is None else real[:, :, None]  # (b, 1, 1, n_k)
+    with no_autocast(query.device):
+        output = exactly(query, key, value, mask, dropout, False, scale, False)
+    return clear_padding(output, queries)
+
+
+def is_padding_by_shape(attn_mask: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Whether a mask is (b, n_k) where torch, which reads (n, n_k), would find that it does not fit."""
+    b, n = query.shape[0], query.shape[-2]
+    fits = query.dim() > 2 and attn_mask.dim() == 2 and tuple(attn_mask.shape) == (b, key.shape[-2])
+    return fits and b not in (1, n)
+
+
+def constant_of_a_graph(function: Callable[P, R]) -> Callable[P, R]:
+    """`torch.compiler.assume_constant_result`, which would load the compiler already when this file is imported."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def settings_of(method: str, budget: int | None, min_length: MinLength, seed: int | None, given: Given) -> Settings:
+    """What these arguments say, or an error that names a wrong one."""
+    settings: Settings = getattr(_kept, settings_name(method, budget, min_length, seed, given))
+    return settings
+
+
+@constant_of_a_graph
+def settings_name(method: str, budget: int | None, min_length: MinLength, seed: int | None, given: Given) -> str:
+    """The name in `_kept` of what these arguments say, checked and made once.
+
+    A compiler takes the name as a constant; it could not take the settings or a module, nor make one.
+    """
+    arguments = (method, budget, min_length, seed, given)
+    return keep(repr(arguments), lambda: Settings(*arguments))
+
+
+@constant_of_a_graph
+def module_name(settings: Settings, head_dim: int, scale: float | None) -> str:
+    """The name in `_kept` of the method for heads of this width."""
+    return keep(repr((settings, head_dim, scale)), lambda: settings.build(head_dim, scale))
+
+
+@constant_of_a_graph
+def sizes_in_force(settings: Settings) -> tuple[int | None, int]:
+    """d, None where another option sets the size, and the number of pilots."""
+    return sizes_of(getattr(_kept, module_name(settings, 8, None)))
+
+
+def sizes_of(module: Attention) -> tuple[int | None, int]:
+    """d, None where another option sets the size, and the number of pilots."""
+    return module.budget_in_force, getattr(module.options, "num_pilots", None) or 0
+
+
+def keep(arguments: str, make: Callable[[], object]) -> str:
+    """The name in `_kept` of what `make` makes, once for the same arguments: True is not 1 there, nor 8 8.0."""
+    if arguments not in _names:
+        made = make()
+        while len(_names) >= KEPT:
+            delattr(_kept, _names.pop(next(iter(_names))))
+        _names[arguments] = f"kept_{next(_numbers)}"
+        setattr(_kept, _names[arguments], made)
+    return _names[arguments]
+
+
+@cache
+def left_out(method: str) -> str | None:
+    """Why a method of METHODS cannot stand in for a model's attention, or None if it can."""
+    if METHODS[method].quadratic:
+        return "it takes quadratic time and gains nothing over 'sdpa'"
+    if METHODS[method].shares_keys:
+        return "it shares queries and keys, which a pretrained model projects apart"
+    if any(True for _ in build(method, head_dim=8, max_len=8, budget=8).parameters()):
+        return "it has parameters of its own, which a pretrained model does not bring"
+    return None
+
+
+def hashable(value: Any) -> Any:
+    """A list as a tuple, anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
