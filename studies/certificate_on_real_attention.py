@@ -4,19 +4,31 @@ python -m studies.certificate_on_real_attention [TEXT]     (a .txt or .parquet f
 """
 
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+import tyro
 from rich.progress import track
 
 from skeinformer import skein_attention
 from skeinformer.compare.measure import relative_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
+from studies.command import start
 
 LENGTHS, LAYERS, BUDGET, DRAWS = (1024, 4096), (0, 1, 3, 5), 128, 6
 
 
-def measure(n: int, layer: int, text: str | None) -> str:
+@dataclass(frozen=True)
+class Certificate:
+    """How honest is the error estimate of `skein_attention`, on the attention of MiniLM?"""
+
+    text: tyro.conf.Positional[Path | None] = None
+    """A .txt or .parquet file. Default: the Python language reference."""
+
+
+def measure(n: int, layer: int, text: Path | None) -> str:
     """One row of the table: errors, and the ratio of estimate to truth over draws and heads."""
     query, key, value = pretrained_qkv(n, layer=layer, text=text)
     exact = F.scaled_dot_product_attention(query.double(), key.double(), value.double())
@@ -37,14 +49,14 @@ def measure(n: int, layer: int, text: str | None) -> str:
     )
 
 
-def main() -> None:
-    text = sys.argv[1] if len(sys.argv) > 1 else None
+def run(options: Certificate) -> None:
+    """Print the table, a row for each length and layer."""
     inputs = [(n, layer) for n in LENGTHS for layer in LAYERS]
-    rows = [measure(n, layer, text) for n, layer in track(inputs, description="measuring")]
+    rows = [measure(n, layer, options.text) for n, layer in track(inputs, description="measuring")]
     print(f"d = {BUDGET}, {BUDGET} pilots, {DRAWS} draws; z is (estimate - truth) / standard error\n")
     print("| n | layer | error of V-mean | error of Skeinformer | median estimate / truth | medians by head | rms z |")
     print("|---|---|---|---|---|---|---|", *rows, sep="\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(start(Certificate, run))

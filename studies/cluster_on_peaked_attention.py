@@ -8,14 +8,18 @@ is made up: 64 groups of neighbours, each attends to itself alone.
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import tyro
 
 from skeinformer import build
 from skeinformer.compare.measure import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
+from studies.command import start
 
 CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "V-mean": ("vmean", {}),
@@ -27,7 +31,15 @@ LAYERS, FACTORS, N = (1, 3), (1, 2, 4), 2048
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def inputs(text: str | None) -> Iterator[tuple[str, Inputs]]:
+@dataclass(frozen=True)
+class Peaked:
+    """Where do sampled columns beat clusters? Attention of MiniLM, made more peaked."""
+
+    text: tyro.conf.Positional[Path | None] = None
+    """A .txt or .parquet file. Default: the Python language reference."""
+
+
+def inputs(text: Path | None) -> Iterator[tuple[str, Inputs]]:
     """Queries, keys and values by name, (1, 12, n, 32) each."""
     for layer in LAYERS:
         query, key, value = pretrained_qkv(N, layer=layer, text=text)
@@ -46,10 +58,11 @@ def groups(count: int) -> Inputs:
 
 
 @torch.no_grad()
-def main(text: str | None) -> None:
+def run(options: Peaked) -> None:
+    """Print the table, a row for each contender."""
     rows: dict[str, list[str]] = {name: [] for name in CONTENDERS}
     headings = []
-    for heading, qkv in inputs(text):
+    for heading, qkv in inputs(options.text):
         headings.append(heading)
         exact = exact_attention(*qkv)
         for name, (method, options) in CONTENDERS.items():
@@ -62,4 +75,4 @@ def main(text: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else None)
+    sys.exit(start(Peaked, run))

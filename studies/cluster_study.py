@@ -8,9 +8,12 @@ sketch with everything in dense matrices and a knob for each choice: to be read 
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import tyro
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,6 +22,7 @@ from skeinformer.attention.clusters import ASKED, SAMPLE, query_metric
 from skeinformer.compare.measure import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
 from skeinformer.noise import gumbel
+from studies.command import start
 
 DRAWS = 2
 SIZES: tuple[dict[str, int], ...] = ({"d": 16, "num_pilots": 16}, {"d": 128, "num_pilots": 64})
@@ -48,6 +52,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "d/4 heaviest keys kept": {"heavy": 0.25},
     "values by ridge on the pilots": {"ridge": 0.1},
 }
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is each part of the cluster sketch worth?"""
+
+    text: tyro.conf.Positional[Path]
+    """A .txt or .parquet file."""
+    n: tyro.conf.Positional[int] = 4096
+    """Tokens."""
 
 
 class Knobs(NamedTuple):
@@ -286,7 +300,7 @@ def _plus_plus(x: Tensor, mass: Tensor, d: int) -> Tensor:
     return centers
 
 
-def study_inputs(text: str, n: int) -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, Tensor]]]:
+def study_inputs(text: Path, n: int) -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, Tensor]]]:
     """The seven inputs by name: queries, keys and values of the first n tokens, and the keys of the next n."""
     for weights, layer in (("initialized", 0), *(("pretrained", layer) for layer in range(6))):
         qkv = pretrained_qkv(n, layer=layer, text=text, weights=weights)
@@ -334,19 +348,14 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str]) -> None:
+def run(options: Study) -> None:
     """Print the table; a line for each input as it is done."""
-    if len(arguments) not in (1, 2):
-        raise SystemExit("expected a text file and perhaps n: python -m studies.cluster_study TEXT [n]")
-    if len(arguments) == 2 and not arguments[1].isdecimal():
-        raise SystemExit(f"n must be a whole number, got {arguments[1]!r}")
-    n = int(arguments[1]) if len(arguments) == 2 else 4096
     results: dict[str, dict[str, float]] = {}
-    for name, inputs in study_inputs(arguments[0], n):
+    for name, inputs in study_inputs(options.text, options.n):
         results[name] = errors_of(*inputs)
         print(f"{name}: done", file=sys.stderr, flush=True)
     print(table(results))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(start(Study, run))

@@ -4,27 +4,23 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import tyro
-
-USER_ERROR, INTERRUPTED = 2, 130  # exit statuses, those of `skein`
+from skeinformer.lab.cli import guard, read_options
 
 Options = TypeVar("Options")
 
 
 def start(kind: type[Options], run: Callable[[Options], object], arguments: Sequence[str] | None = None) -> int:
-    """Read the options from the command line and run: 0 done, 2 an error that the user can mend, 130 interrupted."""
-    options = tyro.cli(kind, args=arguments)
-    try:
-        run(options)
-    except FileNotFoundError as error:
-        return _fail(f"there is no {error.filename}" if error.filename else str(error))
-    except (ValueError, OSError) as error:
-        return _fail(str(error))
-    except KeyboardInterrupt:
-        return _fail("interrupted; call again to go on", INTERRUPTED)
-    return 0
+    """Read the options from the command line and run; the exit status and the errors are as those of `skein`."""
+    name = module_name(kind)
+
+    def work() -> int:
+        run(read_options(kind, f"python -m {name}", sys.argv[1:] if arguments is None else arguments))
+        return 0
+
+    return guard(work, name)
 
 
-def _fail(message: str, status: int = USER_ERROR) -> int:
-    print(" ".join(message.split()), file=sys.stderr)
-    return status
+def module_name(kind: type) -> str:
+    """The module of a class, by its own name also where it is the one that `python -m` runs."""
+    spec = getattr(sys.modules[kind.__module__], "__spec__", None)
+    return kind.__module__ if spec is None else str(spec.name)

@@ -7,9 +7,21 @@ smaller, in no more multiply-adds of the forward pass.
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import tyro
+
 from skeinformer.lab.records import Record, read
+from studies.command import start
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Which sizes of the cluster sketch does another method beat, by error and multiply-adds?"""
+
+    records: tyro.conf.Positional[Path]
+    """A summary that `skein approx` wrote, such as docs/results/rivals.jsonl."""
 
 
 def points(records: list[Record]) -> dict[str, list[tuple[float, float, str, bool]]]:
@@ -29,9 +41,10 @@ def points(records: list[Record]) -> dict[str, list[tuple[float, float, str, boo
     return found
 
 
-def main(path: Path) -> None:
+def run(options: Frontier) -> None:
+    """Print each size that is beaten, and how many they are."""
     total = beaten = 0
-    for place, field in points(read(path)).items():
+    for place, field in points(read(options.records)).items():
         for flops, error, name, ours in field:
             better = [other for other in field if not other[3] and other[0] <= flops and other[1] < error]
             total += ours
@@ -43,4 +56,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(start(Frontier, run))

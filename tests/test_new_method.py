@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 METHOD = '''
@@ -40,7 +41,7 @@ from toy import Toy
 METHODS["toy"] = Method(Toy, "Toy", "the mean of the first d values", "nobody 2026", "O(d p)", row_by_row=True)
 """
 USES = """
-import contextlib, io, json, sys
+import contextlib, importlib.util, io, json, sys
 import torch
 from torch import nn
 import skeinformer
@@ -70,6 +71,10 @@ found = {
     "convert": skeinformer.convert(model, "toy", budget=3).converted,
     "page": "`toy`" in page(),
 }
+if importlib.util.find_spec("transformers"):
+    from skeinformer import huggingface
+
+    found["huggingface"] = huggingface.available().get("toy")
 print(json.dumps(found))
 """
 
@@ -96,4 +101,5 @@ def test_one_file_and_one_row_are_enough(tmp_path: Path) -> None:
         "compare": "Toy",
         "convert": ["self_attn"],
         "page": True,
+        **({"huggingface": "skein-toy"} if find_spec("transformers") else {}),
     }

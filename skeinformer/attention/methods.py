@@ -58,6 +58,8 @@ class Method:
     """The row that computes the same without padding, options and training."""
     in_table_1: bool = True
     """A row of the paper's Table 1."""
+    page: str | None = None
+    """The file in docs/ that is about it alone."""
     options: Mapping[str, object] = field(default_factory=dict)
     """What this row sets; a caller's options win."""
 
@@ -159,6 +161,7 @@ METHODS: dict[str, Method] = {
         random=True,
         same_as="linformer_jlt",
         in_table_1=False,
+        page="sketches.md",
     ),
     "linformer": Method(
         Linformer,
@@ -259,6 +262,7 @@ METHODS: dict[str, Method] = {
         "O(n d p)",
         exact_from=1,
         random=True,
+        page="skeinformer.md",
     ),
     "skeinformer_uniform": Method(
         Skeinformer,
@@ -311,6 +315,7 @@ METHODS: dict[str, Method] = {
         exact_from=1,
         random=True,
         in_table_1=False,
+        page="cluster.md",
     ),
 }
 

@@ -12,8 +12,6 @@ from skeinformer.attention import METHODS, Method
 from skeinformer.attention.base import Attention
 
 COMMAND = "python -m skeinformer.lab.methods_page docs/methods.md"
-# methods with a page of their own
-PAGES = {"sketched": "sketches.md", "skeinformer": "skeinformer.md", "cluster": "cluster.md"}
 INTRODUCTION = """\
 # Methods
 
@@ -89,8 +87,8 @@ def section(name: str, method: Method, first: str, first_method: Method) -> Iter
         f"{'Random' if method.random else 'Deterministic'}, {attention}",
     ]
     yield "\n".join(f"- {escape(fact)}" for fact in facts)
-    if name in PAGES:
-        yield f"More in [{PAGES[name]}]({PAGES[name]})."
+    if method.page is not None:
+        yield f"More in [{method.page}]({method.page})."
 
 
 def defaults(method: Method) -> Iterator[tuple[str, object]]:

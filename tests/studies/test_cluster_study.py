@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from skeinformer import ClusterNoise, cluster_attention
-from studies.cluster_study import CHANGES, main, table, variant
+from studies.cluster_study import CHANGES, table, variant
 from tests.helpers import generator, tensors
 
 
@@ -29,8 +29,3 @@ def test_every_change_changes_the_result(name: str) -> None:
 def test_table_has_a_row_for_each_variant_and_the_geometric_mean() -> None:
     text = table({"a": {"x": 0.5, "y": 1.0}, "b": {"x": 2.0, "y": 4.0}})
     assert text.splitlines()[2:] == ["| x | 0.500 | 2.000 | 1.000 |", "| y | 1.000 | 4.000 | 2.000 |"]
-
-
-def test_wrong_arguments_are_refused_in_words() -> None:
-    with pytest.raises(SystemExit, match="expected a text file"):
-        main([])

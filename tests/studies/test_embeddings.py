@@ -256,5 +256,5 @@ def test_the_command(options: Embeddings, capsys: pytest.CaptureFixture[str]) ->
     assert start(Embeddings, run_embeddings, ["--texts", "nowhere.txt"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
-    assert errors[0].startswith("text 1 has 1000 tokens")
-    assert errors[1] == "there is no nowhere.txt"
+    assert errors[0].startswith("studies.embeddings: text 1 has 1000 tokens")
+    assert errors[1] == "studies.embeddings: there is no nowhere.txt"

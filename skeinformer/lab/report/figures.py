@@ -32,7 +32,7 @@ FIGURE_1 = {
     "linformer": ("#009e73", "^"),
 }
 VARIANTS = COLORS[0]  # Skeinformer with options
-OURS = ("skeinformer", "cluster")  # drawn thick, whatever their options
+THICK = ("skeinformer", "cluster")  # drawn thick, whatever their options
 PANEL = (4.6, 3.5)  # inches
 PNG_DOTS = 160  # per inch
 MARKS = 8  # of a line, about: on a longer one not every point has a mark
@@ -86,7 +86,7 @@ def method_styles(records: Iterable[Record]) -> dict[str, Style]:
             styles[name] = Style(INK, "o", dashed=method == "sdpa")
         elif method in FIGURE_1 and not options:
             styles[name] = Style(*FIGURE_1[method], thick=True)
-        elif method in OURS:
+        elif method in THICK:
             styles[name] = Style(*next(variants), thick=True)
         else:
             styles[name] = Style(*next(others))

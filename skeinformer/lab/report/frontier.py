@@ -12,7 +12,7 @@ from skeinformer.lab.records import Record
 from skeinformer.lab.report.format import is_approximation, label, number, real
 from skeinformer.lab.report.tables import Column, table_html, table_markdown
 
-OURS = "cluster"  # the method, with any options
+JUDGED = "cluster"  # the method, with any options, that `verdict` is about
 
 
 class Point(NamedTuple):
@@ -47,7 +47,7 @@ def approximations(rows: Iterable[Record], direction: str) -> list[Point]:
         time, error, budget = real(row, f"{direction}_ratio"), real(row, "spectral_relative"), real(row, "budget")
         if time is not None and error is not None and is_approximation(row):
             size = None if budget is None else int(budget)
-            found.append(Point(label(row), size, time, error, row.get("method") == OURS))
+            found.append(Point(label(row), size, time, error, row.get("method") == JUDGED))
     return found
 
 
