@@ -27,7 +27,8 @@ def long_positions(model: Any, n: int) -> Tensor:
     """Positions of n tokens, (1, n), that begin again where there are no more. RoBERTa's begin after its padding."""
     table = model.embeddings.position_embeddings
     first = 0 if table.padding_idx is None else table.padding_idx + 1
-    return (first + torch.arange(n) % (table.num_embeddings - first))[None]
+    positions: Tensor = (first + torch.arange(n) % (table.num_embeddings - first))[None]
+    return positions
 
 
 @torch.no_grad()

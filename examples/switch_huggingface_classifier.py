@@ -35,14 +35,16 @@ def tiny(count: int) -> tuple[Any, Tensor]:
     config = BertConfig(
         vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
     )
-    return AutoModelForSequenceClassification.from_config(config), torch.randint(1000, (count,))
+    classifier: Any = AutoModelForSequenceClassification
+    return classifier.from_config(config), torch.randint(1000, (count,))
 
 
 def long_positions(model: Any, n: int) -> Tensor:
     """Positions of n tokens, (1, n), that begin again where there are no more. RoBERTa's begin after its padding."""
     table = model.base_model.embeddings.position_embeddings
     first = 0 if table.padding_idx is None else table.padding_idx + 1
-    return (first + torch.arange(n) % (table.num_embeddings - first))[None]
+    positions: Tensor = (first + torch.arange(n) % (table.num_embeddings - first))[None]
+    return positions
 
 
 @torch.no_grad()

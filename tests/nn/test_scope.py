@@ -288,6 +288,7 @@ def test_a_compiled_model_is_sketched_inside(backend: str, model: Model, x: Tens
 
 @torch.no_grad()
 def test_a_compiled_model_is_counted_when_it_is_compiled(model: Model, x: Tensor) -> None:
+    torch._dynamo.reset()  # a graph of an earlier test would serve
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with sketched("cluster", **SKETCH) as report:
         compiled(x)
