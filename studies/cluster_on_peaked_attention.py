@@ -65,8 +65,8 @@ def run(options: Peaked) -> None:
     for heading, qkv in inputs(options.text):
         headings.append(heading)
         exact = exact_attention(*qkv)
-        for name, (method, options) in CONTENDERS.items():
-            module = build(method, head_dim=32, seed=0, **options).eval()
+        for name, (method, given) in CONTENDERS.items():
+            module = build(method, head_dim=32, seed=0, **given).eval()
             rows[name].append(f"{spectral_error(module(*qkv), exact).mean().item():.3f}")
     print(f"| | {' | '.join(headings)} |")
     print("|---" * (len(headings) + 1) + "|")

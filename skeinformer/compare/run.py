@@ -17,6 +17,7 @@ from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.compare.outputs import compare_outputs, tensors_of
 from skeinformer.compare.record import Record, Value, machine
 from skeinformer.compare.result import Comparison
+from skeinformer.compare.sdpa_models import SdpaCalls
 from skeinformer.compare.text import verdicts
 from skeinformer.compare.torch_models import TorchLayers
 from skeinformer.nn.convert import attention_layers, preserved
@@ -46,7 +47,8 @@ def compare(
     """Exact and sketched attention side by side, on `inputs`: what each layer and head loses, and what the model does.
 
     model: one with `torch.nn.MultiheadAttention` or `skeinformer.nn.MultiheadAttention`, or one of transformers, or a
-    module that holds some; it is run in evaluation mode without gradients and left as it was. inputs: a dict of
+    module that holds some, or one that calls `F.scaled_dot_product_attention` itself, whose calls are `call 0`,
+    `call 1`, ...; it is run in evaluation mode without gradients and left as it was. inputs: a dict of
     arguments, a tuple of them, or a single one. method: a name of METHODS, as in "skeinformer:num_pilots=32", with its
     `options`; `budget` is d, None the method's own. Layer i draws by `seed * 1009 + i`.
 
@@ -125,20 +127,23 @@ def arranged(model: nn.Module, contender: Contender, budget: int, seed: int) -> 
     with ExitStack() as stack:
         stack.enter_context(seeded((x.device for x in (*model.parameters(), *model.buffers())), seed))
         stack.enter_context(preserved(model))
+        for module, training in modes:
+            stack.callback(setattr, module, "training", training)
         model.eval()
         if attention_layers(model)[0]:
             sides.append(TorchLayers(model, contender.method, seed, options))
+        of_transformers = False
         if "transformers" in sys.modules:
             from skeinformer.compare.transformers_models import TransformersLayers, outermost, registered
 
-            if outermost(model):
+            if of_transformers := bool(outermost(model)):
                 stack.enter_context(registered(model))
                 sides.append(TransformersLayers(model, contender.method, seed, options))
-        try:
-            yield sides
-        finally:
-            for module, training in modes:
-                module.training = training
+        if not of_transformers:  # whose exact layers call it too
+            calls = SdpaCalls(contender.method, seed, options)
+            stack.enter_context(calls)
+            sides.append(calls)
+        yield sides
 
 
 def compare_runs(

@@ -127,7 +127,7 @@ class Mode(TorchFunctionMode):
     ) -> Any:
         kwargs = {} if kwargs is None else kwargs
         if func is F.scaled_dot_product_attention and not is_inside():
-            call = {**DEFAULTS, **dict(zip(NAMES, args, strict=False)), **kwargs}
+            call = arguments(args, kwargs)
             if torch.compiler.is_compiling():
                 return self.attend_compiled(call)
             return self.attend(call)
@@ -160,6 +160,11 @@ class Mode(TorchFunctionMode):
             return exactly(**call)
         four = to_four(query, call["key"], call["value"], mask)
         return as_torch(sketch(self.settings, number, four, call["scale"]).output, query, attn_mask)
+
+
+def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call of `scaled_dot_product_attention`, by name."""
+    return {**DEFAULTS, **dict(zip(NAMES, args, strict=False)), **kwargs}
 
 
 def without(call: dict[str, Any], name: str) -> dict[str, Any]:
