@@ -8,7 +8,8 @@ import threading
 
 
 class _Inside(threading.local):
-    now = False
+    def __init__(self) -> None:  # in every thread; a compiler would not see a default of the class become an attribute
+        self.now = False
 
 
 _inside = _Inside()
