@@ -84,7 +84,7 @@ class Thinformer(Attention):
     Options = ThinformerOptions
 
     @staticmethod
-    def check_options(options: ThinformerOptions) -> ThinformerOptions:
+    def complete(options: ThinformerOptions) -> ThinformerOptions:
         log_odds = options.log_odds
         if log_odds is not None and check_number("log_odds", log_odds, "a positive number") <= 0:
             raise ValueError(f"log_odds must be a positive number, got {log_odds}")
@@ -201,7 +201,7 @@ class HyperAttention(Attention):
     Options = HyperOptions
 
     @staticmethod
-    def check_options(options: HyperOptions) -> HyperOptions:
+    def complete(options: HyperOptions) -> HyperOptions:
         check_count("num_projections", options.num_projections)
         return options
 

@@ -62,7 +62,7 @@ class WildCat(Attention):
     Options = WildCatOptions
 
     @staticmethod
-    def check_options(options: WildCatOptions) -> WildCatOptions:
+    def complete(options: WildCatOptions) -> WildCatOptions:
         check_count("pivots_at_once", options.pivots_at_once)
         check_count("num_bins", options.num_bins)
         return options._replace(num_bins=min(options.num_bins, options.budget))

@@ -100,13 +100,14 @@ def read_options(kind: type[T], program: str, arguments: Sequence[str]) -> T:
 
 
 def option_words(kind: Any) -> Iterator[str]:
-    """The names of the options that a dataclass stands for, with those of its subcommands: "no_baseline" is one."""
+    """The names of the options that a dataclass stands for, with those of its parts: "no_baseline" is one."""
     hints = get_type_hints(kind)
     for field in fields(kind):
-        subcommands = [part for part in get_args(hints[field.name]) if is_dataclass(part)]
-        for part in subcommands:
+        hint = hints[field.name]
+        parts = [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
+        for part in parts:
             yield from option_words(part)
-        if not subcommands:
+        if not parts:
             yield f"no_{field.name}" if field.default is True and hints[field.name] is bool else field.name
 
 
