@@ -277,6 +277,7 @@ def test_a_compiled_model_is_sketched_inside(backend: str, model: Model, x: Tens
     exact = model(x)
     with sketched("cluster", **SKETCH):
         expected = model(x)
+    torch._dynamo.reset()  # graphs of other tests, which are found by the code of the model
     compiled = torch.compile(model, backend=backend)
     torch.testing.assert_close(compiled(x), exact)
     for _ in range(2):
@@ -288,7 +289,7 @@ def test_a_compiled_model_is_sketched_inside(backend: str, model: Model, x: Tens
 
 @torch.no_grad()
 def test_a_compiled_model_is_counted_when_it_is_compiled(model: Model, x: Tensor) -> None:
-    torch._dynamo.reset()  # a graph of an earlier test would serve
+    torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with sketched("cluster", **SKETCH) as report:
         compiled(x)
