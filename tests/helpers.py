@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -87,6 +88,9 @@ SHARED_QK = {name for name, variant in VARIANTS.items() if METHODS[variant.metho
 PATTERN_OF_THE_HEAD = variants_of("blockbert")
 RANDOM = [name for name, variant in VARIANTS.items() if METHODS[variant.method].random]
 DETERMINISTIC = [name for name in VARIANTS if name not in RANDOM]
+# the names of the table, for tests that compile: a row that shares its class with an earlier one is slow
+_FIRST = {row.make: name for name, row in reversed(METHODS.items())}.values()
+ONE_OF_A_KIND = [pytest.param(name, marks=[] if name in _FIRST else [pytest.mark.slow]) for name in METHODS]
 # the budget at which a method is exact, in multiples of the number of real keys
 EXACT = {
     name: max(1, int(METHODS[variant.method].exact_from))

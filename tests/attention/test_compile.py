@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from skeinformer import METHODS, build, skein_attention
 from tests.helpers import (
+    ONE_OF_A_KIND,
     RANDOM,
     VARIANTS,
     draw,
@@ -51,7 +52,7 @@ def masks_of(b: int, n: int) -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_equals_eager_with_gradients_and_compiles_once_for_all_masks(name: str) -> None:
     q, k, v = inputs_for(name, 2, 2, 9, dtype=torch.float32)
     module = VARIANTS[name].build(budget=4)
@@ -68,7 +69,7 @@ def test_equals_eager_with_gradients_and_compiles_once_for_all_masks(name: str) 
     assert backend.compilations == 1
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_drawing_compiles_too(name: str) -> None:
     """Without a generator the numbers come from torch's global state, inside the graph; without masks too."""
     q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, 9, dtype=torch.float32))
@@ -80,6 +81,7 @@ def test_drawing_compiles_too(name: str) -> None:
     assert backend.compilations == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name not in METHODS])
 def test_options_compile_in_one_graph(name: str) -> None:
     q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, 9, dtype=torch.float32))
@@ -114,14 +116,16 @@ def test_info_compiles() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("given", [True, False], ids=["noise given", "noise drawn"])
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+@pytest.mark.parametrize(
+    "given", [pytest.param(True, id="noise given"), pytest.param(False, id="noise drawn", marks=pytest.mark.slow)]
+)
 def test_lengths_need_no_graph_of_their_own(name: str, given: bool) -> None:
     """With the defaults of torch.compile a second length makes the length symbolic, and that graph serves all."""
     module = VARIANTS[name].build(budget=4).eval()
     backend = Backend("eager")
     compiled = torch.compile(module, fullgraph=True, backend=backend)
-    for n in (37, 50, 61, 90):
+    for n in (37, 50, 90):
         q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, n, n + 3, dtype=torch.float32))
         masks = {"key_mask": random_mask(2, k.shape[2]), "query_mask": random_mask(2, n)}
         noise = draw(module, q, k) if given else None

@@ -200,7 +200,7 @@ def test_gradient_checkpointing_draws_the_same_again(implementation: str) -> Non
     assert any(not torch.allclose(other[name], expected[name], rtol=1e-2) for name in other)
 
 
-@pytest.mark.parametrize("implementation", ["skein", "skein-cluster"])
+@pytest.mark.parametrize("implementation", ["skein", pytest.param("skein-cluster", marks=pytest.mark.slow)])
 def test_one_compiled_graph_that_follows_the_settings(implementation: str) -> None:
     torch._dynamo.reset()
     model, given, mask = sketched("bert", implementation), inputs("bert"), padding("middle")

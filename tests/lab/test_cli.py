@@ -191,39 +191,44 @@ COMPILER = {"torch._dynamo", "torch._inductor"}
 HEAVY = {"matplotlib", "transformers", "pyarrow", "accelerate", "huggingface_hub", "skeinformer.lab.report.sections"}
 
 
-def loaded(*arguments: str) -> set[str]:
-    """The modules that `skein` with these arguments has loaded at its end."""
+USES: dict[str, str | None] = {  # arguments, and the verb whose module they load
+    "--help": None,
+    "methods": "methods",
+    "methods --json": "methods",
+    "flops --lengths 64 --methods vmean": "flops",
+    "train --help": "train",
+    "lra --help": "lra",
+    "demo --help": "demo",
+    "bench --help": "bench",
+}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """The modules that `skein` has loaded at its end: one process for each use, forked where torch alone is loaded."""
     program = """
-import atexit, sys
-from skeinformer.lab.cli import main
-try:
-    status = main(sys.argv[1:])
-finally:
-    print("loaded:", *sys.modules, file=sys.stderr)
+import os, sys, torch
+for use in sys.argv[1:]:
+    sys.stdout.flush()
+    if not os.fork():
+        from skeinformer.lab.cli import main
+        try:
+            main(use.split())
+        except SystemExit:
+            pass
+        print("loaded:", *sys.modules, file=sys.stderr, flush=True)
+        os._exit(0)
+    os.wait()
 """
-    command = [sys.executable, "-c", program, *arguments]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    names = [line for line in result.stderr.splitlines() if line.startswith("loaded: ")]
-    assert names, result.stderr
-    return set(names[-1].split()[1:])
+    result = subprocess.run([sys.executable, "-c", program, *USES], cwd=ROOT, capture_output=True, text=True)
+    names = [set(line.split()[1:]) for line in result.stderr.splitlines() if line.startswith("loaded: ")]
+    return dict(zip(USES, names, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "verb"),
-    [
-        (["--help"], None),
-        (["methods"], "methods"),
-        (["methods", "--json"], "methods"),
-        (["flops", "--lengths", "64", "--methods", "vmean"], "flops"),
-        (["train", "--help"], "train"),
-        (["lra", "--help"], "lra"),
-        (["demo", "--help"], "demo"),
-        (["bench", "--help"], "bench"),
-    ],
-    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
-)
-def test_a_command_loads_its_own_verb_and_nothing_heavy(arguments: list[str], verb: str | None) -> None:
-    modules = loaded(*arguments)
+@pytest.mark.xdist_group("what skein loads")
+@pytest.mark.parametrize("use", USES)
+def test_a_command_loads_its_own_verb_and_nothing_heavy(use: str, loaded: dict[str, set[str]]) -> None:
+    modules, verb = loaded[use], USES[use]
     verbs = {name for name in modules if name.startswith("skeinformer.lab.commands.")}
     assert verbs == ({f"skeinformer.lab.commands.{verb}"} if verb else set())
     assert not modules & HEAVY

@@ -271,7 +271,7 @@ def test_a_causal_model_is_warned_of_once(model: Model, x: Tensor) -> None:
             model(x)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_a_compiled_model_is_sketched_inside(backend: str, model: Model, x: Tensor) -> None:
     exact = model(x)

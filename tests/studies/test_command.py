@@ -1,5 +1,6 @@
 """Studies say their options and their errors as `skein` does."""
 
+import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,11 +22,17 @@ class Options:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_has_help(name: str) -> None:
-    command = [sys.executable, "-m", f"studies.{name}", "--help"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert f"usage: python -m studies.{name}" in result.stdout
+def test_every_study_has_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    loaded = sys.modules.pop(f"studies.{name}", None)  # runpy warns of a module that is there already
+    try:
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(f"studies.{name}", run_name="__main__", alter_sys=True)
+    finally:
+        if loaded is not None:
+            sys.modules[f"studies.{name}"] = loaded
+    assert ended.value.code == 0
+    assert f"usage: python -m studies.{name}" in capsys.readouterr().out
 
 
 def test_a_missing_argument_is_no_traceback() -> None:

@@ -82,6 +82,7 @@ def test_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.
     assert message in line
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     shown = rows(PAGE.read_text())
     assert {row[1] for row in shown} >= set(PAPER)

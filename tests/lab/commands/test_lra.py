@@ -74,7 +74,7 @@ def test_cells_run_fail_and_are_skipped(data: Path, tmp_path: Path) -> None:
 
 def test_a_killed_matrix_goes_on(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "lra"
-    options = "--tasks text --methods softmax vmean --no-baseline --max-len 16 --batch 4 --steps 400 --check-every 5"
+    options = "--tasks text --methods softmax vmean --no-baseline --max-len 16 --batch 4 --steps 120 --check-every 5"
     options += f" --dim 16 --valid-examples 8 --test-examples 8 --threads 1 --jobs 2 --data {data} --out {out}"
     command = [sys.executable, "-m", "skeinformer", "lra", *options.split()]
     with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT, start_new_session=True) as process:

@@ -210,7 +210,10 @@ def test_every_method_takes_a_step_in_every_recipe(
     assert result["accumulation"] == 2
 
 
-@pytest.mark.parametrize("method", ["softmax", "vmean"])  # V-mean leaves parameters without a gradient
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param("softmax", marks=pytest.mark.slow), "vmean"],  # V-mean leaves parameters without a gradient
+)
 def test_two_processes_equal_one(stores: dict[str, Path], tmp_path: Path, method: str) -> None:
     options = f"--task text --method {method} --max-len 16 --dropout 0 --steps 6 --check-every 2 --batch 16 --dim 16"
     options += f" --micro-batch 3 --threads 1 --data {stores['text']}"
