@@ -27,7 +27,7 @@ class Variant(NamedTuple):
     def build(self, budget: int = 5, head_dim: int = HEAD_DIM, max_len: int = MAX_LEN, **options: Any) -> Attention:
         """With the same parameters every time; torch's global state is left as it was."""
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             options = {**self.options, **options}
             return build(self.method, head_dim=head_dim, max_len=max_len, budget=budget, **options)
 
