@@ -38,6 +38,7 @@ from skeinformer.lab.records import Ledger, Record, append_all, key_of, machine,
 from skeinformer.lab.threads import use_threads
 from skeinformer.registry import check_count, check_number
 from studies.command import start
+from studies.mixed import mixed_offered
 from studies.switched import EXACT_CASE, cases_of, shown_name, switch
 
 SPLITS = ("train", "test")
@@ -137,10 +138,10 @@ class Classifier(nn.Module):
 def run_finetune(options: Finetune, console: Console | None = None) -> Path:
     """Measure what is missing in the records file, print a table, and return the path of the file."""
     console = console or Console(highlight=False)
-    cases = make_cases(options)
     use_threads(options.threads)
-    known = read_known(options.records)
-    with progress(console) as begin:
+    with mixed_offered(), progress(console) as begin:
+        cases = make_cases(options)
+        known = read_known(options.records)
         on_step = begin("")
         on_step("loading the model and the reviews", 0.0)
         pretrained = load_model(options.model)
@@ -255,6 +256,7 @@ def finetune_records(
             "train_examples": len(data.train.labels),
             "mean_tokens": float(data.train.mask.sum(1).double().mean()),
             "loss": sum(last) / len(last),
+            "second_half_loss": second_half(history),
             "seconds": spent,
             **quartile_fields("step_seconds", seconds[case][0]),
             **quartile_fields("ratio", seconds[case][1]),
@@ -344,6 +346,12 @@ def test(options: Finetune, classifier: Classifier, reviews: Reviews, work: Work
         with torch.no_grad():
             right += int((classifier(batch.tokens, batch.mask).argmax(-1) == batch.labels).sum())
     return right
+
+
+def second_half(losses: Sequence[float]) -> float:
+    """The mean over the second half of the steps."""
+    kept = losses[len(losses) // 2 :]
+    return sum(kept) / len(kept)
 
 
 def common_fields(options: Finetune) -> Record:

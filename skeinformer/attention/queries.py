@@ -49,7 +49,7 @@ def query_gradients(
 ) -> tuple[Tensor, Tensor]:
     """dK and dV by at most `size` virtual queries. Time O(n d p), memory O(n p)."""
     dtype, d, p_v = statistics_dtype(query), min(size, query.shape[-2]), value.shape[-1]
-    norm = gradient.abs().amax(-1).to(dtype)  # (b, h, n), no squares
+    norm = torch.maximum(gradient.amax(-1), -gradient.amin(-1)).to(dtype)  # (b, h, n), no squares
     unit = norm.amax(-1, keepdim=True)
     norm = norm / unit.where(unit > 0, 1)
     places = query.detach().to(dtype)

@@ -128,8 +128,11 @@ def parts_of_gradient(key: Tensor, value: Tensor, full: Tensor | None) -> tuple[
 
 
 def estimated_part(gradients: tuple[Tensor, Tensor], full: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The estimate's part in the gradients of K and V: all of the one and half of the other, nothing where `full`."""
-    d_key, d_value = gradients[0], gradients[1] / 2
+    """The estimate's part in the gradients of K and V: all of the one and half of the other, nothing where `full`.
+
+    In place: the estimate is nobody else's.
+    """
+    d_key, d_value = gradients[0], gradients[1].div_(2)
     return (d_key, d_value) if full is None else (d_key.masked_fill(full, 0), d_value.masked_fill(full, 0))
 
 

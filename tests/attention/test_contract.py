@@ -25,7 +25,6 @@ from tests.helpers import (
     dense_exact,
     dense_shared,
     draw,
-    exact,
     generator,
     gradients,
     inputs_for,

@@ -1,0 +1,194 @@
+"""What limits training with a sketch: its output, or its gradients? Differences to exact attention, paired by seed.
+
+    python -m studies.finetune --data imdb.parquet --methods ARM ... --seeds 0 1 2 --records finetune.jsonl
+    python -m studies.limits --arms ARM ... --data listops --seeds 0 1 2 --out runs
+    python -m studies.limits --records finetune.jsonl runs/records.jsonl
+
+An arm is a method with options; `mixed` (studies/mixed.py) is the cluster sketch with exact parts put in, as in
+mixed:output=exact or mixed:query=exact,key=exact,value=exact. With arms this trains them from scratch by the recipe
+`cpu` on a store of `skein data`, what is done already left out. Then it prints a table of all records: for each arm the
+mean over seeds of its difference to exact attention with the same seed, the same order of the data and the same start,
+with a 95 % interval by Student's t. The loss of a run is the mean over the second half of its steps.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+from rich.console import Console
+
+from skeinformer.compare.contender import parse
+from skeinformer.lab.commands.train import run_train
+from skeinformer.lab.console import plain_table, print_whole
+from skeinformer.lab.lra.store import open_store
+from skeinformer.lab.records import Record, append, read
+from skeinformer.lab.report.intervals import t_interval
+from skeinformer.lab.training.options import Train
+from studies.command import start
+from studies.finetune import second_half
+from studies.mixed import mixed_offered
+
+EXACT = "softmax"
+FEWEST = 2  # seeds that give an interval
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Train with exact parts put into a sketch, and print the differences to exact attention, paired by seed."""
+
+    records: tuple[Path, ...] = ()
+    """Records of studies.finetune and of earlier calls."""
+    arms: tuple[str, ...] = ()
+    """Methods to train from scratch, with options: softmax, cluster, mixed:output=exact. Default: train nothing."""
+    data: Path | None = None
+    """The store of `skein data` to train on."""
+    budgets: tuple[int, ...] = (16,)
+    """Budgets d of the arms."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of the weights, the order of the data and the draws."""
+    steps: int | None = None
+    """Steps of training. Default: those of the recipe."""
+    out: Path = Path("limits")
+    """The folder of the runs and their records.jsonl."""
+    threads: int | None = 1
+    """Threads of torch."""
+
+
+class Outcome(NamedTuple):
+    """What one run came to."""
+
+    loss: float
+    accuracy: float
+
+
+class Difference(NamedTuple):
+    """Of an arm to exact attention over seeds, with the half width of its interval; None for one seed."""
+
+    seeds: int
+    loss: float
+    loss_half: float | None
+    accuracy: float
+    accuracy_half: float | None
+
+
+def run_limits(options: Limits, console: Console | None = None) -> None:
+    """Train what is asked for and not there, then print the table."""
+    console = console or Console(highlight=False)
+    files = list(options.records)
+    if options.arms:
+        with mixed_offered():
+            files.append(train_arms(options))
+    if not files:
+        raise ValueError("there is nothing to show; give --records, or --arms and --data to train")
+    for title, arms in differences(record for path in files for record in read(path)).items():
+        print_whole(console, plain_table(("arm", "d", "seeds", "loss", "accuracy"), rows_of(arms), title=title))
+
+
+def train_arms(options: Limits) -> Path:
+    """Every arm with every seed, and the path of their records."""
+    if options.data is None:
+        raise ValueError("--arms needs --data, a store of `skein data`")
+    task = str(open_store(options.data).meta.task)
+    records = options.out / "records.jsonl"
+    known = {(record["arm"], record["d"], record["seed"]) for record in (read(records) if records.exists() else [])}
+    for seed in options.seeds:
+        for arm in options.arms:
+            for budget in options.budgets if parse(arm).method != EXACT else (None,):
+                if (arm, budget, seed) in known:
+                    continue
+                name = f"{task}-{arm.translate(str.maketrans(':,=', '---'))}-{budget}-seed{seed}"
+                folder = options.out / name
+                result = run_train(
+                    Train(
+                        task=task,
+                        method=arm,
+                        recipe="cpu",
+                        data=options.data,
+                        out=folder,
+                        seed=seed,
+                        threads=options.threads,
+                        resume=True,
+                        steps=options.steps,
+                        budget=budget,
+                    )
+                )
+                checks = [record for record in read(folder / "records.jsonl") if record["kind"] == "lra_check"]
+                losses = [float(record["loss"]) for record in checks]  # type: ignore[arg-type]
+                arm_record: Record = {
+                    "kind": "limits",
+                    "task": task,
+                    "arm": arm,
+                    "d": budget,
+                    "seed": seed,
+                    "second_half_loss": second_half(losses),
+                    "steps": result["steps"],
+                    "accuracy": result["test_accuracy"],
+                }
+                append(records, arm_record)
+    return records
+
+
+def differences(records: Iterable[Record]) -> dict[str, dict[tuple[str, int | None], Difference]]:
+    """By study and arm, for all that was run with exact attention too."""
+    found: dict[str, dict[tuple[str, int | None], dict[int, Outcome]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        if record.get("kind") == "finetune":
+            title = f"fine-tuning, n = {record['n']}, {record['steps']} steps of {record['batch']}"
+            options = record.get("options") or ""
+            arm = f"{record['method']}:{options}" if options else str(record["method"])
+            outcome = Outcome(float(record["second_half_loss"]), float(record["test_accuracy"]))  # type: ignore[arg-type]
+            found[title][arm, record.get("budget")][int(record["seed"])] = outcome  # type: ignore[arg-type,index]
+        elif record.get("kind") == "limits":
+            title = f"{record['task']} from scratch, {record['steps']} steps"
+            outcome = Outcome(float(record["second_half_loss"]), float(record["accuracy"]))  # type: ignore[arg-type]
+            found[title][str(record["arm"]), record["d"]][int(record["seed"])] = outcome  # type: ignore[arg-type,index]
+    return {title: paired(arms) for title, arms in found.items()}
+
+
+def paired(arms: dict[tuple[str, int | None], dict[int, Outcome]]) -> dict[tuple[str, int | None], Difference]:
+    """Every arm less exact attention, over the seeds that both have."""
+    exact = arms.get((EXACT, None), {})
+    result = {}
+    for arm, runs in arms.items():
+        seeds = sorted(runs.keys() & exact.keys())
+        if not seeds:
+            continue
+        loss = [runs[seed].loss - exact[seed].loss for seed in seeds]
+        accuracy = [runs[seed].accuracy - exact[seed].accuracy for seed in seeds]
+        if arm == (EXACT, None):  # the values themselves
+            loss, accuracy = [exact[seed].loss for seed in seeds], [exact[seed].accuracy for seed in seeds]
+        result[arm] = Difference(len(seeds), mean(loss), half_width(loss), mean(accuracy), half_width(accuracy))
+    return result
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of the mean."""
+    if len(values) < FEWEST:
+        return None
+    low, high = t_interval(values)
+    return (high - low) / 2
+
+
+def rows_of(arms: dict[tuple[str, int | None], Difference]) -> list[tuple[str, ...]]:
+    """A row for each arm: exact attention's own values, the others' differences to them."""
+    rows: list[tuple[str, ...]] = []
+    for (arm, budget), (seeds, loss, loss_half, accuracy, accuracy_half) in arms.items():
+        sign = "" if arm == EXACT else "+"
+        rows.append(
+            (
+                arm,
+                "" if budget is None else str(budget),
+                str(seeds),
+                f"{loss:{sign}.3f}" + ("" if loss_half is None else f" ± {loss_half:.3f}"),
+                f"{100 * accuracy:{sign}.1f}" + ("" if accuracy_half is None else f" ± {100 * accuracy_half:.1f}"),
+            )
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(start(Limits, run_limits))

@@ -1,0 +1,103 @@
+"""The cluster sketch with exact parts put in: its output, and the gradients of Q, K and V, each exact or sketched.
+
+Each part is what it is in a model that has nothing else of its kind, so that a difference in training is its own:
+
+    R = out + [R_Q - R_Q] + [R_K - R_K] + [R_V - R_V]          the second of each pair carries no gradient
+
+where R_X is attention whose gradient only X receives. A part costs a forward pass: this is for studies.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from skeinformer.attention import METHODS, Method
+from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.cluster import Cluster, ClusterNoise, ClusterOptions, Gradient, Quality, cluster_sketch
+from skeinformer.attention.inputs import Inputs
+from skeinformer.noise import Rand
+from skeinformer.registry import check_choice
+
+Output = Literal["exact", "sketch"]
+Part = Literal["exact", "keys", "queries"]
+PARTS = ("exact", "keys", "queries")
+
+
+class MixedOptions(NamedTuple):
+    """The output, and the gradients of queries, keys and values: exact, or those of the cluster sketch."""
+
+    budget: int | None = None
+    quality: Quality = "fast"
+    num_pilots: int | None = None
+    output: Output = "sketch"
+    query: Part = "keys"
+    key: Part = "keys"
+    value: Part = "keys"
+
+
+class Mixed(Attention):
+    """The cluster sketch with an exact output, or with exact gradients of queries, keys or values."""
+
+    Options = MixedOptions
+
+    @staticmethod
+    def complete(options: MixedOptions) -> MixedOptions:
+        check_choice("output", options.output, ("exact", "sketch"))
+        for name in ("query", "key", "value"):
+            check_choice(name, getattr(options, name), PARTS)
+        full = Cluster.complete(_cluster_options(options, "keys"))
+        return options._replace(budget=full.budget, num_pilots=full.num_pilots)
+
+    @staticmethod
+    def draw(query: Tensor, key: Tensor, rand: Rand, options: MixedOptions) -> ClusterNoise:
+        return Cluster.draw(query, key, rand, _cluster_options(options, "keys"))
+
+    @staticmethod
+    def compute(inputs: Inputs, noise: ClusterNoise, options: MixedOptions) -> tuple[Tensor, Trace]:
+        held = inputs._replace(query=inputs.query.detach(), key=inputs.key.detach(), value=inputs.value.detach())
+        sketched, trace = cluster_sketch(held, noise, _cluster_options(options, "keys"))
+        output = _exact(held) if options.output == "exact" else sketched
+        if torch.is_grad_enabled():
+            for name in ("query", "key", "value"):
+                part: Part = getattr(options, name)
+                alone = held._replace(**{name: getattr(inputs, name)})
+                found = (
+                    _exact(alone)
+                    if part == "exact"
+                    else cluster_sketch(alone, noise, _cluster_options(options, part))[0]
+                )
+                output = output + (found - found.detach())
+        return output, trace
+
+
+def _cluster_options(options: MixedOptions, gradient: Gradient) -> ClusterOptions:
+    return ClusterOptions(options.budget, options.quality, options.num_pilots, gradient=gradient)
+
+
+def _exact(inputs: Inputs) -> Tensor:
+    mask = None if inputs.key_mask is None else inputs.key_mask[..., None, :]  # (b, 1, 1, n_k)
+    return F.scaled_dot_product_attention(inputs.query, inputs.key, inputs.value, attn_mask=mask)
+
+
+@contextmanager
+def mixed_offered() -> Iterator[None]:
+    """`mixed` is in the table of methods, for studies that take methods by name."""
+    METHODS["mixed"] = Method(
+        Mixed,
+        "Mixed",
+        "the cluster sketch with exact parts put in",
+        "none: a study",
+        "O(n^2 p)",
+        quadratic=True,
+        exact_from=METHODS["cluster"].exact_from,
+        random=True,
+        in_table_1=False,
+    )
+    try:
+        yield
+    finally:
+        METHODS.pop("mixed", None)

@@ -1,0 +1,63 @@
+"""What limits training: arms are trained once, and differences are paired by seed."""
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from skeinformer.attention import METHODS
+from skeinformer.lab.records import read
+from studies.finetune import second_half
+from studies.limits import Limits, differences, run_limits
+from tests.lab.training.tiny import write_tiny
+
+
+def test_differences_are_paired_by_seed() -> None:
+    records = [
+        {
+            "kind": "limits",
+            "task": "text",
+            "arm": arm,
+            "d": d,
+            "seed": seed,
+            "second_half_loss": loss,
+            "steps": 2,
+            "accuracy": 0.5,
+        }
+        for arm, d, offset in (("softmax", None, 0.0), ("cluster", 16, 0.1))
+        for seed, loss in ((0, 1 + offset), (1, 5 + offset), (2, 3 + offset))
+        if (arm, seed) != ("cluster", 2)
+    ]
+    (table,) = differences(records).values()
+    cluster = table["cluster", 16]
+    assert cluster.seeds == 2
+    assert cluster.loss == pytest.approx(0.1)
+    assert cluster.loss_half == pytest.approx(0, abs=1e-6)
+    assert table["softmax", None].loss == pytest.approx(3)
+
+
+def test_the_second_half_counts() -> None:
+    assert second_half([9, 9, 1, 3]) == 2
+    assert second_half([5]) == 5
+
+
+def test_arms_are_trained_once_and_shown(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "text", "text")
+    options = Limits(
+        arms=("softmax", "mixed:output=exact"), data=tmp_path / "text", seeds=(0,), steps=2, out=tmp_path / "runs"
+    )
+    for _ in range(2):
+        console = Console(file=StringIO(), width=120)
+        run_limits(options, console)
+        assert "mixed" not in METHODS
+        assert [record["arm"] for record in read(tmp_path / "runs" / "records.jsonl")] == [
+            "softmax",
+            "mixed:output=exact",
+        ]
+    assert "mixed:output=exact" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_nothing_to_show_is_an_error() -> None:
+    with pytest.raises(ValueError, match="give --records"):
+        run_limits(Limits())
