@@ -39,6 +39,8 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "V-mean": ("vmean", {}),
     "Skeinformer, 256 columns, 256 pilots": ("skeinformer", {}),
     "Skeinformer, 256 columns, 32 pilots": ("skeinformer", {"num_pilots": 32}),
+    "Skeinformer, 256 columns, 256 pilots, queries": ("skeinformer", {"gradient": "queries"}),
+    "Skeinformer, 256 columns, 32 pilots, queries": ("skeinformer", {"num_pilots": 32, "gradient": "queries"}),
     "cluster, fast, keys": ("cluster", {"gradient": "keys"}),
     "cluster, fast, queries": ("cluster", {"gradient": "queries"}),
     "cluster, accurate, keys": ("cluster", {"quality": "accurate", "gradient": "keys"}),

@@ -19,17 +19,15 @@ from skeinformer.attention.certificate import count_real
 from skeinformer.attention.clusters import ASKED, Clusters, merge_clusters, query_metric
 from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.pilots import Pilots, compute_pilots
-from skeinformer.attention.queries import virtual_queries
+from skeinformer.attention.queries import Gradient, estimated_gradient, virtual_queries
 from skeinformer.attention.selection import Selection, uniform_rows
 from skeinformer.attention.virtual_keys import from_mask
-from skeinformer.kernels.choice import known, recorded
 from skeinformer.kernels.merge import Merged, Virtual, attend_merged
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand
 from skeinformer.registry import check_choice, check_count, check_flag
 
 Quality = Literal["fast", "accurate"]
-Gradient = Literal["queries", "keys"]
 
 
 class ClusterOptions(NamedTuple):
@@ -74,12 +72,7 @@ def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions)
     rows = uniform_rows(noise.pilots, query_mask, num_pilots)
     asked, spent = rows_of_metric(noise.pilots, query_mask, num_pilots, ASKED * query.shape[-1])
 
-    # the gradient of exact attention, estimated; where every key has its own cluster the output's own is that
-    estimated = options.gradient == "queries" and key.shape[-2] > d and recorded(key, value)
-    full = None
-    if estimated and key_mask is not None:
-        few = (key_mask.sum(-1) <= d)[..., None, None]  # (b, 1, 1, 1)
-        full = None if known(~few) else few
+    estimated, full = estimated_gradient(options.gradient, key, value, key_mask, d)
 
     def make(key: Tensor, value: Tensor) -> tuple[Merged, tuple[Pilots, Clusters]]:
         pilots = compute_pilots(query, rows, source, scale, with_mass=True)

@@ -15,18 +15,21 @@ where the last term of dK is what the means miss, to first order. Rows are exact
 query has a cluster of its own the gradients are exact. docs/cluster.md derives it.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from skeinformer.attention.clusters import find_centers, nearest, query_metric
 from skeinformer.attention.selection import sample_without_replacement, uniform_rows
-from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.choice import known, recorded, statistics_dtype
 from skeinformer.kernels.fused import row_gradients
 from skeinformer.kernels.merge import Estimate
 from skeinformer.kernels.queries import add_weighted_product_, query_sums
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import scramble
 
+Gradient = Literal["queries", "keys"]  # of exact attention, estimated; or the derivative of the output
 SAMPLE = 8  # queries per virtual query that the Lloyd step sees
 LEAST = 32  # virtual queries: fewer are hardly faster
 ASKED = 4  # keys per dimension that the metric is made of
@@ -64,6 +67,21 @@ def query_gradients(
     C, e = missed[..., :p_v], missed[..., p_v:]  # (b, h, p, p_v), (b, h, p, 1)
     add_weighted_product_(d_key, value, C.mT, e.mT, scale * mass)
     return d_key.to(key.dtype), d_value.to(value.dtype)
+
+
+def estimated_gradient(
+    gradient: Gradient, key: Tensor, value: Tensor, key_mask: Tensor | None, d: int
+) -> tuple[bool, Tensor | None]:
+    """Whether keys and values get the gradient of exact attention, estimated, and where not, (b, 1, 1, 1).
+
+    Where no more than d keys are real, all of them are kept: the output is exact, and so is its own gradient.
+    """
+    if gradient == "keys" or key.shape[-2] <= d or not recorded(key, value):
+        return False, None
+    if key_mask is None:
+        return True, None
+    few = (key_mask.sum(-1) <= d)[..., None, None]  # (b, 1, 1, 1)
+    return True, None if known(~few) else few
 
 
 def virtual_queries(

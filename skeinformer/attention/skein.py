@@ -18,7 +18,8 @@ from torch import Tensor
 from skeinformer.attention.base import Attention, Trace, as_function
 from skeinformer.attention.columns import merge_columns
 from skeinformer.attention.inputs import Inputs, default_scale
-from skeinformer.attention.pilots import Pilots, compute_pilots, log_importance
+from skeinformer.attention.pilots import Pilots, column_mass, compute_pilots, log_importance
+from skeinformer.attention.queries import Gradient, estimated_gradient, virtual_queries
 from skeinformer.attention.selection import Selection, sample_without_replacement, uniform_rows
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
 from skeinformer.kernels.choice import statistics_dtype
@@ -39,6 +40,7 @@ class SkeinOptions(NamedTuple):
     columns: Columns = "importance"
     row_norm: RowNorm = "adaptive"
     reuse_pilots: bool = True
+    gradient: Gradient = "keys"
     scale: float | None = None
 
 
@@ -72,6 +74,7 @@ def algorithm_1(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> tup
     query, key, value, key_mask, query_mask = inputs
     noise, scale = SkeinNoise(*noise), default_scale(query, options.scale)
     source = from_mask(key, value, key_mask)
+    estimated, full = estimated_gradient(options.gradient, key, value, key_mask, options.budget)
 
     def rows_and_importance() -> tuple[Pilots | None, Tensor]:
         # lines 1 to 3: rows J, uniformly, and B_J V
@@ -79,7 +82,7 @@ def algorithm_1(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> tup
         if options.reuse_pilots or options.columns == "importance":
             assert options.num_pilots is not None
             rows = uniform_rows(noise.pilots, query_mask, options.num_pilots)
-            pilots = compute_pilots(query, rows, source, scale)
+            pilots = compute_pilots(query, rows, source, scale, with_mass=estimated)
         # line 4: Eq. (5)
         if pilots is not None and options.columns == "importance":
             return pilots, log_importance(pilots, source, scale)
@@ -92,7 +95,13 @@ def algorithm_1(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> tup
         merge, virtual = merge_columns(source._replace(keys=key, values=value), columns, options.row_norm == "adaptive")
         # line 12: the pilot rows are known exactly
         rows = pilots.as_rows() if pilots is not None and options.reuse_pilots else None
-        merged = Merged(merge, Virtual(virtual.keys, virtual.values, None), virtual.log_weight, rows)
+        estimate = None
+        if estimated:
+            assert pilots is not None
+            assert options.num_pilots is not None
+            mass = column_mass(pilots, source, scale)
+            estimate = virtual_queries(*noise, key_mask, mass, options.num_pilots, key.shape[-1])
+        merged = Merged(merge, Virtual(virtual.keys, virtual.values, None), virtual.log_weight, rows, estimate)
         return merged, Selected(pilots, log_probability, columns)
 
     if options.row_norm == "none":
@@ -102,7 +111,7 @@ def algorithm_1(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> tup
         selected = Selected(pilots, log_probability, columns)
     else:
         # lines 7 and 11: attention over the columns
-        output, selected = attend_merged(query, *source, select, scale)
+        output, selected = attend_merged(query, *source, select, scale, estimated=estimated, full=full)
     return output, Trace(selected.pilots, noise.pilots, None, selected)
 
 
@@ -126,7 +135,8 @@ class Skeinformer(Attention):
     replacement with p_i ~ (sum_J b_ji^2)^(1/2) |V_i| (`columns`: "importance"), the others are filled with the
     geometric mean of those (`row_norm`: "adaptive"; "simple" leaves them out; "none" is the unbiased D^-1 A S S^T V),
     and the pilot rows are written over the result (`reuse_pilots`). Selection carries no gradient; everything
-    selected, the mean key and the mean value do. No parameters.
+    selected, the mean key and the mean value do. With `gradient` "queries" keys and values get an estimate of the
+    gradient of exact attention instead, from the exact rows of P virtual queries or 32. No parameters.
     Time O(n (d + P) p), memory O((n + d) p); `row_norm="none"` O(n^2 p).
     """
 
@@ -141,6 +151,13 @@ class Skeinformer(Attention):
         check_choice("columns", options.columns, ("importance", "uniform"))
         check_choice("row_norm", options.row_norm, ("adaptive", "simple", "none"))
         check_flag("reuse_pilots", options.reuse_pilots)
+        check_choice("gradient", options.gradient, ("queries", "keys"))
+        without_pilots = options.columns == "uniform" and not options.reuse_pilots
+        if options.gradient == "queries" and (options.row_norm == "none" or without_pilots):
+            raise ValueError(
+                'gradient="queries" needs pilot rows and a row normalization: set columns="importance" or '
+                'reuse_pilots=True, and row_norm="adaptive" or "simple"; or set gradient="keys"'
+            )
         return options
 
     @staticmethod

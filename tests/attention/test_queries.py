@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from skeinformer import build
 from skeinformer import cluster_attention as any_cluster_attention
+from skeinformer import skein_attention as any_skein_attention
 from skeinformer.attention.queries import SAMPLE, fresh_numbers, query_gradients
 from skeinformer.kernels.choice import plain_forms
 from skeinformer.noise import gumbel
@@ -20,6 +21,14 @@ from tests.helpers import generator, gradients, lengths_mask, random_mask, tenso
 def cluster_attention(*inputs: Tensor, gradient: str = "queries", **options: Any) -> Tensor:
     """The cluster sketch with virtual queries, unless told otherwise."""
     return any_cluster_attention(*inputs, gradient=gradient, **options)
+
+
+def skein_attention(*inputs: Tensor, **options: Any) -> Tensor:
+    """Skeinformer with virtual queries."""
+    return any_skein_attention(*inputs, gradient="queries", **options)
+
+
+BOTH = [pytest.param(cluster_attention, id="cluster"), pytest.param(skein_attention, id="skein")]
 
 
 def exact_gradients(q: Tensor, k: Tensor, v: Tensor, G: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -103,7 +112,8 @@ def test_keys_get_nearly_the_gradient_of_exact_attention(kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("many", [False, True])
-def test_by_hand_equals_autograd(dtype: torch.dtype, masked: bool, many: bool) -> None:
+@pytest.mark.parametrize("attention", BOTH)
+def test_by_hand_equals_autograd(attention: Any, dtype: torch.dtype, masked: bool, many: bool) -> None:
     """Also where so many rows are pilots that the others are gathered, and where an example has few keys."""
     inputs = tuple(x.detach().to(dtype).requires_grad_() for x in tensors(3, 2, 60, p=8, p_v=8, peak=2))
     mask = lengths_mask([60, 41, 5], 60) if masked else None
@@ -112,10 +122,10 @@ def test_by_hand_equals_autograd(dtype: torch.dtype, masked: bool, many: bool) -
     for plain in (False, True):
         if plain:
             with plain_forms():
-                output = cluster_attention(*inputs, generator=generator(3), **options)
+                output = attention(*inputs, generator=generator(3), **options)
                 results.append([output, *gradients(output, inputs)])
         else:
-            output = cluster_attention(*inputs, generator=generator(3), **options)
+            output = attention(*inputs, generator=generator(3), **options)
             results.append([output, *gradients(output, inputs)])
     tolerance = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}[dtype]
     for a, b in zip(*results, strict=True):
@@ -123,12 +133,13 @@ def test_by_hand_equals_autograd(dtype: torch.dtype, masked: bool, many: bool) -
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * b.detach().abs().max().item())
 
 
-def test_full_budget_has_the_exact_gradient_example_by_example() -> None:
+@pytest.mark.parametrize("attention", BOTH)
+def test_full_budget_has_the_exact_gradient_example_by_example(attention: Any) -> None:
     """One example has no more keys than clusters: its gradients are exact, those of its mate are estimated."""
     q, k, v = tensors(2, 2, 80)
     mask = lengths_mask([80, 10], 80)
     G = torch.randn(2, 2, 80, 4, generator=generator(1), dtype=torch.float64)
-    output = cluster_attention(q, k, v, budget=12, key_mask=mask, generator=generator(0))
+    output = attention(q, k, v, budget=12, key_mask=mask, generator=generator(0))
     found = torch.autograd.grad(output, (q, k, v), G)
     truth = exact_gradients(q, k, v, G, mask)
     for ours, theirs in zip(found, truth, strict=True):
@@ -136,8 +147,9 @@ def test_full_budget_has_the_exact_gradient_example_by_example() -> None:
     assert relative(found[1][0], truth[1][0]) > 1e-3
 
 
-def test_padding_and_batch_mates_change_nothing() -> None:
-    module = build("cluster", head_dim=4, budget=6, seed=2, gradient="queries").eval()
+@pytest.mark.parametrize("name", ["cluster", "skeinformer"])
+def test_padding_and_batch_mates_change_nothing(name: str) -> None:
+    module = build(name, head_dim=4, budget=6, seed=2, gradient="queries").eval()
     q, k, v = tensors(2, 2, 50)
     mask = random_mask(2, 50)
     G = torch.randn(2, 2, 50, 4, generator=generator(1), dtype=torch.float64)
@@ -151,12 +163,13 @@ def test_padding_and_batch_mates_change_nothing() -> None:
             torch.testing.assert_close(ours[0], theirs[i], rtol=1e-9, atol=1e-11)
 
 
-def test_a_checkpoint_gives_the_same_gradients() -> None:
+@pytest.mark.parametrize(("name", "attention"), [("cluster", cluster_attention), ("skeinformer", skein_attention)])
+def test_a_checkpoint_gives_the_same_gradients(name: str, attention: Any) -> None:
     inputs = tensors(1, 2, 60)
-    noise = build("cluster", head_dim=4, budget=6).sample_noise(inputs[0], inputs[1], generator=generator(0))
+    noise = build(name, head_dim=4, budget=6).sample_noise(inputs[0], inputs[1], generator=generator(0))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return cluster_attention(q, k, v, budget=6, noise=noise)
+        return attention(q, k, v, budget=6, noise=noise)
 
     plain = gradients(attend(*inputs), inputs)
     checked = gradients(checkpoint(attend, *inputs, use_reentrant=False), inputs)
@@ -166,20 +179,22 @@ def test_a_checkpoint_gives_the_same_gradients() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e4])
-def test_extreme_logits_and_gradients_stay_finite(dtype: torch.dtype, size: float) -> None:
+@pytest.mark.parametrize("attention", BOTH)
+def test_extreme_logits_and_gradients_stay_finite(attention: Any, dtype: torch.dtype, size: float) -> None:
     q, k, v = (x.detach().to(dtype) for x in tensors(1, 2, 100, p=8, p_v=8))
     q = (q.float() * 1e3).clamp(-3e4, 3e4).to(dtype)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     size = min(size, 1.0) if dtype == torch.float16 else size  # the gradient itself is beyond its range
     G = (size * torch.randn(1, 2, 100, 8, generator=generator(1))).to(dtype)
-    for gradient in torch.autograd.grad(cluster_attention(*inputs, budget=8, generator=generator(0)), inputs, G):
+    for gradient in torch.autograd.grad(attention(*inputs, budget=8, generator=generator(0)), inputs, G):
         assert gradient.isfinite().all()
 
 
-def test_nothing_of_size_n_times_d_is_held() -> None:
+@pytest.mark.parametrize("attention", BOTH)
+def test_nothing_of_size_n_times_d_is_held(attention: Any) -> None:
     n, d = 512, 64
     q, k, v = tensors(1, 1, n, p=8, p_v=8)
-    output = cluster_attention(q, k, v, budget=d, generator=generator(0))
+    output = attention(q, k, v, budget=d, num_pilots=d, generator=generator(0))
     sizes: list[int] = []
 
     class Watch(torch.overrides.TorchFunctionMode):
@@ -207,3 +222,10 @@ def test_an_unknown_gradient_is_an_error() -> None:
     q, k, v = tensors(1, 1, 5)
     with pytest.raises(ValueError, match="gradient='query' is not known; did you mean 'queries'"):
         cluster_attention(q, k, v, gradient="query")
+
+
+def test_skeinformer_without_pilots_or_normalization_says_what_to_set() -> None:
+    q, k, v = tensors(1, 1, 5)
+    for options in ({"row_norm": "none"}, {"columns": "uniform", "reuse_pilots": False}):
+        with pytest.raises(ValueError, match='gradient="queries" needs pilot rows'):
+            skein_attention(q, k, v, **options)
