@@ -26,6 +26,7 @@ from skeinformer.registry import check_choice
 Output = Literal["exact", "sketch"]
 Part = Literal["exact", "keys", "queries"]
 PARTS = ("exact", "keys", "queries")
+GRADIENTS = {"dq": "query", "dk": "key", "dv": "value"}  # options, and whose gradient they are
 
 
 class MixedOptions(NamedTuple):
@@ -35,9 +36,9 @@ class MixedOptions(NamedTuple):
     quality: Quality = "fast"
     num_pilots: int | None = None
     output: Output = "sketch"
-    query: Part = "keys"
-    key: Part = "keys"
-    value: Part = "keys"
+    dq: Part = "keys"
+    dk: Part = "keys"
+    dv: Part = "keys"
 
 
 class Mixed(Attention):
@@ -48,7 +49,7 @@ class Mixed(Attention):
     @staticmethod
     def complete(options: MixedOptions) -> MixedOptions:
         check_choice("output", options.output, ("exact", "sketch"))
-        for name in ("query", "key", "value"):
+        for name in GRADIENTS:
             check_choice(name, getattr(options, name), PARTS)
         full = Cluster.complete(_cluster_options(options, "keys"))
         return options._replace(budget=full.budget, num_pilots=full.num_pilots)
@@ -63,8 +64,8 @@ class Mixed(Attention):
         sketched, trace = cluster_sketch(held, noise, _cluster_options(options, "keys"))
         output = _exact(held) if options.output == "exact" else sketched
         if torch.is_grad_enabled():
-            for name in ("query", "key", "value"):
-                part: Part = getattr(options, name)
+            for option, name in GRADIENTS.items():
+                part: Part = getattr(options, option)
                 alone = held._replace(**{name: getattr(inputs, name)})
                 found = (
                     _exact(alone)

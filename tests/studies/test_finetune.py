@@ -179,3 +179,10 @@ def test_wrong_data_is_named(options: Finetune, tmp_path: Path, capsys: pytest.C
     assert "wrong.parquet has the columns text, label; it lacks split" in first
     assert "wrong.parquet, row 1: label 7 and str; expected 0 or 1, a text" in second
     assert "wrong.parquet is not a .parquet file" in third
+
+
+def test_exact_parts_can_be_put_in(options: Finetune) -> None:
+    """The options of `mixed` reach the model's attention."""
+    made = replace(options, methods=("mixed:output=exact,dk=exact",), steps=1, test_examples=2)
+    (record,) = read(run_finetune(made, quiet()))
+    assert (record["method"], record["options"]) == ("mixed", "dk=exact,output=exact")

@@ -35,7 +35,7 @@ def test_every_part_is_that_of_its_own_attention(output: str, parts: tuple[str, 
         name: cluster_attention(*inputs, key_mask=mask, budget=D, gradient=name, noise=noise_of(inputs))
         for name in ("keys", "queries")
     }
-    found = mixed(inputs, mask, output=output, **dict(zip(("query", "key", "value"), parts, strict=True)))
+    found = mixed(inputs, mask, output=output, **dict(zip(("dq", "dk", "dv"), parts, strict=True)))
     torch.testing.assert_close(found, exact if output == "exact" else by_gradient["keys"])
     up = torch.randn_like(found)
     expected = {name: torch.autograd.grad(out, inputs, up) for name, out in {"exact": exact, **by_gradient}.items()}
