@@ -6,7 +6,9 @@ them into Gumbel, normal or sign noise with the functions below. Numbers that ar
 stored, sliced by example and replayed; a `torch.Generator` cannot.
 """
 
-from typing import Protocol, TypeVar, cast
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,18 +23,59 @@ class Rand(Protocol):
     def __call__(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor: ...
 
 
+class Window(NamedTuple):
+    """Which of the numbers of a sequence are asked for: those from `start` on, of a `whole` that others hold too."""
+
+    start: int
+    whole: int
+
+
+Windows = Sequence[Window | None]
+"""For each draw, the first before the second: the part that is asked for, None for all of it."""
+
+
 def from_generator(
-    batch: tuple[int, ...], *, generator: torch.Generator | None = None, device: torch.device | str | None = None
+    batch: tuple[int, ...],
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+    windows: Windows = (),
 ) -> Rand:
-    """Fresh numbers from `generator`, or from torch's global state."""
+    """Fresh numbers from `generator`, or from torch's global state.
+
+    A draw with a window draws the whole, as one call for all of it would, and holds one row of it at a time.
+    """
+    left = list(windows)
 
     def rand(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        if (window := left.pop(0) if left else None) is not None:
+            (length,) = shape
+            return _rows_of_window(window, length, batch, generator, device, dtype).clamp(min=SMALLEST)
         size = (*batch, *shape)
         if generator is None:  # a length that is symbolic in a compiled graph goes with no generator argument at all
             return torch.rand(size, device=device, dtype=dtype).clamp(min=SMALLEST)
         return torch.rand(size, generator=generator, device=device, dtype=dtype).clamp(min=SMALLEST)
 
     return rand
+
+
+def _rows_of_window(
+    window: Window,
+    size: int,
+    batch: tuple[int, ...],
+    generator: torch.Generator | None,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The window of torch.rand(*batch, whole): (*batch, size)."""
+    start, whole = window
+    if torch.empty(0, device=device).device.type != "cpu":  # elsewhere numbers are not drawn one after the other
+        drawn = torch.rand((*batch, whole), generator=generator, device=device, dtype=dtype)
+        return drawn[..., start : start + size]
+    kept = torch.empty((*batch, size), dtype=dtype)
+    for row in kept.view(-1, size) if size else kept.view(math.prod(batch), 0):
+        row.copy_(torch.rand(whole, generator=generator, dtype=dtype)[start : start + size])
+    return kept
 
 
 def only_shapes(batch: tuple[int, ...]) -> Rand:
@@ -44,25 +87,29 @@ def only_shapes(batch: tuple[int, ...]) -> Rand:
     return rand
 
 
-def from_seed(batch: tuple[int, int], seed: int, *, device: torch.device | str | None = None) -> Rand:
+def from_seed(
+    batch: tuple[int, int], seed: int, *, device: torch.device | str | None = None, windows: Windows = ()
+) -> Rand:
     """The same numbers for the same seed, head and position: shared by all examples, on every device, at every length.
 
     Number i of a head is a hash of (seed, draw, head, i), so numbers of the first n positions do not change when the
     sequence is padded to n' > n. The hash is a bijection: no two of the first 2^23 numbers of a head are equal (2^32
-    in float64), so that nothing depends on how equals are ranked. Successive calls are independent draws. `batch` is
-    (b, h); the result is an expanded view.
+    in float64), so that nothing depends on how equals are ranked. Successive calls are independent draws. A window is
+    computed without the rest. `batch` is (b, h); the result is an expanded view.
     """
     b, h = batch
     draws = 0
 
     def rand(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         nonlocal draws
+        window = windows[draws] if draws < len(windows) else None
         draws += 1
         size = 1
         for extent in shape:
             size *= extent
         bits = 32 if dtype == torch.float64 else 23  # what a number of that dtype can hold
-        i = torch.arange(size, device=device)
+        start = 0 if window is None else window.start
+        i = torch.arange(start, start + size, device=device)
         stream = scramble(torch.arange(h, device=device) + scramble(seed + 0x9E3779B9 * draws))[:, None]  # (h, 1)
         stream = scramble(stream ^ (i >> bits))  # (h, size), constant over 2^bits successive numbers
         u = (scramble(i, bits, stream).to(dtype) + 0.5) * 2.0**-bits  # (h, size)

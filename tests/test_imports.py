@@ -10,7 +10,18 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "skeinformer"
 # a module imports only from modules before it, or from inside its own unit
-PRODUCT = ["registry", "noise", "kernels", "sketch", "attention", "theory", "nn", "huggingface", "compare"]
+PRODUCT = [
+    "registry",
+    "noise",
+    "kernels",
+    "sketch",
+    "distributed",
+    "attention",
+    "theory",
+    "nn",
+    "huggingface",
+    "compare",
+]
 LAB = [
     "lab.records",
     "lab.files",

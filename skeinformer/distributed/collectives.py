@@ -1,0 +1,174 @@
+"""The collectives: all that crosses ranks goes through this file, is counted in it, and fails in it with a name.
+
+Two are enough, a sum over ranks and a gathering from all. Several tensors go as one buffer, so that the number of
+collectives is that of the steps of a method. `all_sum` and `gather` of `shares.py` carry gradients. The loss that they
+are gradients of is the *sum* of all ranks' losses.
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from skeinformer.distributed.group import Group
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Kind = Literal["sum", "gather"]
+REASON = "attention over a group exchanges with other ranks, and is no part of a graph: compile without fullgraph=True"
+# the name of torch 2.13, and the one before
+_all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
+_watching: "list[list[Exchange]]" = []
+
+
+class RankError(RuntimeError):
+    """Another rank died, raised an error of its own, or did not come to the same exchange."""
+
+
+class Exchange(NamedTuple):
+    """One collective, as this rank took part in it."""
+
+    step: str
+    kind: Kind
+    size: int
+    """Bytes that the rank put in."""
+    ranks: int
+
+    @property
+    def received(self) -> int:
+        """Bytes that a rank receives: those of all others, or for a sum twice its own (a ring's)."""
+        return moved(self.kind, self.size, self.ranks)
+
+
+def moved(kind: Kind, size: int, ranks: int) -> int:
+    """Bytes that one of `ranks` receives where each puts in `size`: (R - 1) size, or 2 (R - 1) / R size for a sum."""
+    return (ranks - 1) * size if kind == "gather" else math.ceil(2 * (ranks - 1) / ranks * size)
+
+
+@contextmanager
+def watch() -> Iterator[list[Exchange]]:
+    """The exchanges that this rank takes part in meanwhile, forward and backward, in their order."""
+    seen: list[Exchange] = []
+    _watching.append(seen)
+    try:
+        yield seen
+    finally:
+        _watching[:] = [other for other in _watching if other is not seen]
+
+
+def sum_over(group: Group, step: str, *tensors: Tensor) -> list[Tensor]:
+    """The sums over all ranks, in the dtype of the tensors, which is one; no gradient."""
+    buffer = torch.cat([x.detach().reshape(-1) for x in tensors])
+    with _taking_part(group, step, "sum", buffer):
+        dist.all_reduce(buffer, group=group.process_group)
+    parts = torch.split(buffer, [x.numel() for x in tensors])
+    return [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)]
+
+
+def gather_over(group: Group, step: str, *tensors: Tensor) -> list[Tensor]:
+    """What every rank holds, (R, *shape), in the order of ranks, of any dtypes; no gradient. Shapes agree on ranks."""
+    parts = [x.detach().contiguous().view(-1).view(torch.uint8) for x in tensors]
+    buffer = torch.cat(parts)
+    every = buffer.new_empty(group.size * buffer.numel())
+    with _taking_part(group, step, "gather", buffer):
+        assert _all_gather is not None
+        _all_gather(every, buffer, group=group.process_group)
+    columns = torch.split(every.view(group.size, -1), [part.numel() for part in parts], 1)
+    return [
+        column.contiguous().view(-1).view(x.dtype).view(group.size, *x.shape)
+        for column, x in zip(columns, tensors, strict=True)
+    ]
+
+
+def gather_objects(group: Group, step: str, mine: Any) -> list[Any]:
+    """What every rank says, pickled: for errors, where another exchange does not matter."""
+    said: list[Any] = [None] * group.size
+    with _named(group, step):
+        dist.all_gather_object(said, mine, group=group.process_group)
+    return said
+
+
+@contextmanager
+def _taking_part(group: Group, step: str, kind: Kind, buffer: Tensor) -> Iterator[None]:
+    for seen in _watching:
+        seen.append(Exchange(step, kind, buffer.numel() * buffer.element_size(), group.size))
+    with _named(group, step):
+        yield
+
+
+@contextmanager
+def _named(group: Group, step: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # what a backend raises where a connection is lost, or nobody comes in time
+        raise RankError(
+            f"rank {group.rank} of {group.size} waited in vain in the exchange {step!r}: another rank of the group has "
+            "died, has raised an error of its own (see its output), or did not come here within the group's timeout; "
+            f"all ranks end. The backend says: {error}"
+        ) from error
+
+
+def outside_of_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that a compiler leaves alone: a graph ends before it, and another begins after it.
+
+    As `torch.compiler.disable` does, which would load the compiler, for seconds, already when this is imported.
+    """
+
+    @functools.wraps(function)
+    def left_alone(*args: P.args, **options: P.kwargs) -> R:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **options)
+        return cast(R, torch.compiler.disable(function)(*args, **options))  # type: ignore[no-untyped-call]
+
+    left_alone._torchdynamo_disable = True  # type: ignore[attr-defined]
+    left_alone._torchdynamo_disable_msg = REASON  # type: ignore[attr-defined]
+    return left_alone
+
+
+class _AllSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return sum_over(group, "all_sum", x)[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _AllSum.apply(gradient, ctx.group), None  # type: ignore[no-untyped-call]
+
+
+@outside_of_graphs
+def all_sum(x: Tensor, group: Any) -> Tensor:
+    """The sum of x over all ranks, on all ranks, with gradients."""
+    summed: Tensor = _AllSum.apply(x, Group.of(group))  # type: ignore[no-untyped-call]
+    return summed
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, lengths: Sequence[int], group: Group) -> Tensor:
+        ctx.dim, ctx.lengths, ctx.group = dim, lengths, group
+        missing = max(lengths) - x.shape[dim]
+        shape = list(x.shape)
+        shape[dim] = missing
+        (every,) = gather_over(group, "gather", torch.cat([x, x.new_zeros(shape)], dim))
+        return torch.cat([part.narrow(dim, 0, length) for part, length in zip(every, lengths, strict=True)], dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        start = sum(ctx.lengths[: ctx.group.rank])
+        whole = _AllSum.apply(gradient, ctx.group)  # type: ignore[no-untyped-call]
+        return whole.narrow(ctx.dim, start, ctx.lengths[ctx.group.rank]), None, None, None
+
+
+@outside_of_graphs
+def gathered(x: Tensor, dim: int, lengths: Sequence[int], group: Group) -> Tensor:
+    """The shares of all ranks, whose lengths are known, one after the other along `dim`, with gradients."""
+    whole: Tensor = _Gathered.apply(x, dim, tuple(lengths), group)  # type: ignore[no-untyped-call]
+    return whole
