@@ -9,14 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from skeinformer.attention.certificate import draw_checks, estimate_error
-from skeinformer.attention.inputs import Inputs, Noise, clear_padding, default_scale, no_autocast, prepare, settle_noise
+from skeinformer.attention.inputs import Inputs, Noise, default_scale, no_autocast, prepare, settle_noise
 from skeinformer.attention.inside import set_inside
 from skeinformer.attention.pilots import Pilots
+from skeinformer.attention.run import run
+from skeinformer.attention.sharded.call import attend_over_group, function_over_group
+from skeinformer.attention.sharded.settle import Along, Call
+from skeinformer.attention.sharded.trace import SharedTrace
 from skeinformer.attention.virtual_keys import from_mask
+from skeinformer.distributed.agreement import Shares
+from skeinformer.distributed.group import Group
 from skeinformer.noise import Rand, from_generator
 from skeinformer.registry import check_count, check_number, check_options
 
-OF_THE_MODULE = ("head_dim", "max_len", "seed")  # what every module takes beside the options of its method
+OF_THE_MODULE = ("head_dim", "max_len", "seed", "group")  # what every module takes beside the options of its method
 NUM_CHECKS = 32  # rows that the certificate computes, unless told otherwise
 
 I_co = TypeVar("I_co", covariant=True)
@@ -39,6 +45,8 @@ class Trace(NamedTuple):
     """How many of the last ranks decided something, and are no check rows."""
     found: Any = None
     """What `describe` shows."""
+    shared: SharedTrace | None = None
+    """Where the tokens are shares: how `found` is made of what all ranks know."""
 
 
 class Info(NamedTuple):
@@ -54,7 +62,8 @@ class Attention(nn.Module):
     head_dim: p, the width of queries and keys. max_len: the longest sequence, for methods with parameters per position.
     budget: the sketch size, the same for every method. seed: with one, evaluation is deterministic: the noise is drawn
     per position and head and shared by all examples, so that neither batch mates nor right padding change a result
-    (a method that cannot keep this says so).
+    (a method that cannot keep this says so). group: a ProcessGroup or a one-dimensional DeviceMesh over whose ranks the
+    tokens of each sequence are divided; every rank then passes its share, and gets its share of the result.
     """
 
     Options: ClassVar[type[Any]] = BudgetOnly
@@ -63,8 +72,18 @@ class Attention(nn.Module):
     """Options that set the size which the budget would else decide."""
     deciding: ClassVar[tuple[str, ...]] = ()
     """Options that decide which others there are."""
+    along: ClassVar[tuple[Along, ...]] = ()
+    """What each draw of the noise has a number for, where the method takes a group; None for neither."""
 
-    def __init__(self, *, head_dim: int, max_len: int | None = None, seed: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        max_len: int | None = None,
+        seed: int | None = None,
+        group: Any = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
         if type(self).attend is Attention.attend and type(self).compute is Attention.compute:
             raise TypeError(f"{type(self).__name__} writes neither `compute` nor `attend`: it is no method")
@@ -78,6 +97,7 @@ class Attention(nn.Module):
         self.seed = seed
         self.options = self.read(options)
         self.has_own_size = any(options.get(name) is not None for name in self.sizes)
+        self.group = None if group is None else self.accept(group, self.options)
 
     @classmethod
     def option_names(cls, **options: object) -> tuple[str, ...]:
@@ -110,6 +130,18 @@ class Attention(nn.Module):
         """The options with what follows from others filled in, or an error that names the wrong one."""
         return options
 
+    @classmethod
+    def accept(cls, group: Any, options: Any) -> Group:
+        """The group, or an error that says why the method with these options takes none."""
+        if not cls.takes_group():
+            raise ValueError(f"{cls.__name__} takes no group: it has no form for tokens that are divided among ranks")
+        return Group.of(group)
+
+    @classmethod
+    def takes_group(cls) -> bool:
+        """Whether there is a form for tokens that are divided among ranks."""
+        return cls.compute_shares is not Attention.compute_shares
+
     @property
     def budget(self) -> int:
         """d, the sketch size."""
@@ -132,6 +164,9 @@ class Attention(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """(b, h, n, p), (b, h, n_k, p), (b, h, n_k, p_v) -> (b, h, n, p_v)."""
+        if self.group is not None:
+            call = Call(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
+            return self.over_group(call)[0]
         inputs, noise, _ = self.settle(query, key, value, key_mask, query_mask, noise, generator)
         return run(self.attend, inputs, noise)[0]
 
@@ -153,6 +188,9 @@ class Attention(nn.Module):
         every method, also for those that approximate another (reformer, linear_transformer).
         """
         check_count("num_checks", num_checks)
+        if self.group is not None:
+            call = Call(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
+            return self.over_group(call, num_checks)
         inputs, noise, rand = self.settle(query, key, value, key_mask, query_mask, noise, generator)
         output, trace = run(self.attend, inputs, noise)
         return output, certificate(type(self), self.options, inputs, output, trace, rand, num_checks)
@@ -169,10 +207,20 @@ class Attention(nn.Module):
     ) -> tuple[Inputs, Noise, Rand]:
         """The inputs checked, also against this module, the noise of the call, and a source of more."""
         inputs = prepare(query, key, value, key_mask, query_mask)
-        if query.shape[-1] != self.head_dim:
-            raise ValueError(f"query has head width {query.shape[-1]}, but this module was built with {self.head_dim=}")
+        self.check_width(query)
         self.check(query, key, value)
         return inputs, *settle_noise(self.draw_noise, inputs, noise, generator, self.seed_in_force())
+
+    def over_group(self, call: Call, num_checks: int | None = None) -> tuple[Tensor, Any]:
+        """The output for this rank's share, and with `num_checks` what `certify` says of it."""
+        assert self.group is not None
+        check = partial(self.check_width, call.query)
+        return attend_over_group(type(self), self.options, call, check, num_checks, self.group)
+
+    def check_width(self, query: Tensor) -> None:
+        """Raise unless the queries are as wide as this module's."""
+        if query.shape[-1] != self.head_dim:
+            raise ValueError(f"query has head width {query.shape[-1]}, but this module was built with {self.head_dim=}")
 
     def seed_in_force(self) -> int | None:
         """The seed that decides the noise of a call without noise or generator: none in training."""
@@ -206,6 +254,11 @@ class Attention(nn.Module):
         raise TypeError("a method writes `compute`, or `attend` if it has parameters")
 
     @staticmethod
+    def compute_shares(inputs: Inputs, noise: Any, options: Any, shares: Shares) -> tuple[Tensor, Trace]:
+        """`compute` for this rank's share of the tokens, by exchanges with the other ranks; not every method has it."""
+        raise TypeError("a method that takes a group writes `compute_shares`")
+
+    @staticmethod
     def describe(inputs: Inputs, trace: Trace, options: Any, error: Tensor, error_se: Tensor) -> Any:
         """What `certify` returns beside the output."""
         return Info(error, error_se)
@@ -213,17 +266,6 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.options._asdict().items())
         return f"head_dim={self.head_dim}, {shown}"
-
-
-def run(attend: Callable[[Inputs, Any], tuple[Tensor, Trace]], inputs: Inputs, noise: Noise) -> tuple[Tensor, Trace]:
-    """The output with zeros in the rows of padded queries, and the method's trace."""
-    before = set_inside(True)
-    try:
-        with no_autocast(inputs.query.device):
-            output, trace = attend(inputs, noise)
-    finally:
-        set_inside(before)
-    return clear_padding(output, inputs.query_mask), trace
 
 
 @torch.no_grad()
@@ -264,6 +306,7 @@ class Function(Protocol[I_co]):
         generator: torch.Generator | None = None,
         return_info: Literal[False] = False,
         num_checks: int = NUM_CHECKS,
+        group: Any = None,
         **options: Any,
     ) -> Tensor: ...
 
@@ -280,6 +323,7 @@ class Function(Protocol[I_co]):
         generator: torch.Generator | None = None,
         return_info: Literal[True],
         num_checks: int = NUM_CHECKS,
+        group: Any = None,
         **options: Any,
     ) -> tuple[Tensor, I_co]: ...
 
@@ -298,8 +342,13 @@ def as_function(kind: type[Attention], info: type[I_co], name: str) -> Function[
         generator: torch.Generator | None = None,
         return_info: bool = False,
         num_checks: int = NUM_CHECKS,
+        group: Any = None,
         **options: Any,
     ) -> Any:
+        if group is not None:
+            call = Call(query, key, value, key_mask, query_mask, noise, generator, None)
+            result = function_over_group(kind, name, options, call, num_checks if return_info else None, group)
+            return result if return_info else result[0]
         read = kind.read(options, name)
         check_count("num_checks", num_checks)
         inputs = prepare(query, key, value, key_mask, query_mask)
@@ -313,7 +362,8 @@ def as_function(kind: type[Attention], info: type[I_co], name: str) -> Function[
     attention.__module__ = kind.__module__  # where the name is: functions are pickled by it
     attention.__doc__ = (
         f"{kind.__doc__}\n\n    With `return_info` the result is (output, {info.__name__}), the output the same to the "
-        "bit;\n    `num_checks` more rows are then computed to estimate its error.\n    "
+        "bit;\n    `num_checks` more rows are then computed to estimate its error. With a `group`, a ProcessGroup or\n"
+        "    a one-dimensional DeviceMesh, tokens are divided among its ranks: each passes its share.\n    "
     )
     attention.__signature__ = _signature(attention, kind)  # type: ignore[attr-defined]
     return cast(Function[I_co], attention)

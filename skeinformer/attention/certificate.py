@@ -44,10 +44,15 @@ def draw_checks(
     """
     ranked = uniform_rows(u, mask, num_pilots + num_checks)
     indices, live = ranked.indices[..., num_pilots:], ranked.live[..., num_pilots:]
-    if spent is not None:
-        rank, real = num_pilots + torch.arange(live.shape[-1], device=live.device), count_real(u, mask)
-        live = live & ((rank < real - spent) | (num_pilots + num_checks >= real))
-    return Selection(indices, live)
+    return Selection(indices, live & not_spent(live, num_pilots, num_checks, count_real(u, mask), spent))
+
+
+def not_spent(live: Tensor, num_pilots: int, num_checks: int, real: Tensor, spent: Tensor | None) -> Tensor:
+    """Which of the ranks after the pilots', (b, h, num_checks), may be checked, of `real` rows, (b, 1, 1)."""
+    if spent is None:
+        return torch.ones_like(live)
+    rank = num_pilots + torch.arange(live.shape[-1], device=live.device)
+    return (rank < real - spent) | (num_pilots + num_checks >= real)
 
 
 def count_real(u: Tensor, mask: Tensor | None) -> Tensor:
@@ -73,6 +78,13 @@ def estimate_error(
     """
     queries = gather_rows(query, checks.indices)  # (b, h, C, p), none where all rows are pilots
     exact = attend(queries, source, scale) if queries.shape[-2] else gather_rows(output, checks.indices)
+    return error_of_rows(output, checks, exact, pilots, count_real(query[..., 0], query_mask))
+
+
+def error_of_rows(
+    output: Tensor, checks: Selection, exact: Tensor, pilots: Pilots | None, real: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same from the exact check rows, (b, h, C, p_v), of `real` rows in all, (b, 1, 1)."""
     known = exact if pilots is None else torch.cat([exact, pilots.output], -2)
     unit = known.to(statistics_dtype(known)).abs().amax((-2, -1), keepdim=True)  # in it squares are of moderate size
     unit = unit.where(unit > 0, 1)
@@ -80,10 +92,7 @@ def estimate_error(
     piloted = Rows(*(x[..., :0] for x in checked))
     if pilots is not None:
         piloted = _compare(output, pilots.rows, pilots.output, unit)
-    if query_mask is None:
-        m = torch.full_like(checked.size, query.shape[-2])
-    else:
-        m = query_mask.sum(-1, keepdim=True).to(unit.dtype).expand_as(checked.size)
+    m = real.to(unit.dtype).expand_as(checked.size)
     rest = m - piloted.size  # (b, h, 1), rows that are not pilots
     error, from_checks, from_pilots = _jackknife(checked, piloted, rest)
     variance = (1 - checked.size / rest) * from_checks

@@ -20,8 +20,10 @@ from skeinformer.attention.clusters import ASKED, Clusters, merge_clusters, quer
 from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.pilots import Pilots, compute_pilots
 from skeinformer.attention.queries import Gradient, estimated_gradient, virtual_queries
-from skeinformer.attention.selection import Selection, uniform_rows
+from skeinformer.attention.selection import Selection, number_of_last, uniform_rows
+from skeinformer.attention.sharded.cluster import sharded_cluster_sketch
 from skeinformer.attention.virtual_keys import from_mask
+from skeinformer.distributed.agreement import Shares
 from skeinformer.kernels.merge import Merged, Virtual, attend_merged
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand
@@ -109,12 +111,11 @@ def sizes_of(options: ClusterOptions) -> tuple[int, int, int]:
 def rows_of_metric(u: Tensor, mask: Tensor | None, num_pilots: int, size: int) -> tuple[Selection, Tensor]:
     """The queries that make the metric, (b, h, size), and how many they are, (b, 1, 1).
 
-    From the other end of the ranks than the pilots and the certificate's rows, which must decide nothing: of what the
-    pilots leave, all but NUM_CHECKS rows may be taken, and half of it at least. Only a check of every row has them too.
+    From the other end of the ranks than the pilots and the certificate's rows, which must decide nothing. Only a check
+    of every row has them too.
     """
     rows = uniform_rows(-u, mask, size)
-    left = (count_real(u, mask) - num_pilots).clamp(min=0)
-    spent = torch.maximum(left - NUM_CHECKS, left // 2).clamp(max=size)
+    spent = number_of_last(count_real(u, mask), num_pilots, size, NUM_CHECKS)
     rank = torch.arange(rows.live.shape[-1], device=u.device)
     return Selection(rows.indices, rows.live & (rank < spent)), spent
 
@@ -136,6 +137,7 @@ class Cluster(Attention):
 
     Options = ClusterOptions
     compute = staticmethod(cluster_sketch)
+    along = ("queries", "keys")
 
     @staticmethod
     def complete(options: ClusterOptions) -> ClusterOptions:
@@ -146,6 +148,20 @@ class Cluster(Attention):
         check_flag("first_order", options.first_order)
         check_choice("gradient", options.gradient, ("queries", "keys"))
         return options._replace(budget=budget, num_pilots=pilots, num_steps=steps)
+
+    @staticmethod
+    def compute_shares(
+        inputs: Inputs, noise: ClusterNoise, options: ClusterOptions, shares: Shares
+    ) -> tuple[Tensor, Trace]:
+        return sharded_cluster_sketch(
+            inputs,
+            *noise,
+            sizes_of(options),
+            first_order=options.first_order,
+            from_queries=options.gradient == "queries",
+            scale=default_scale(inputs.query, options.scale),
+            shares=shares,
+        )
 
     @staticmethod
     def draw(query: Tensor, key: Tensor, rand: Rand, options: ClusterOptions) -> ClusterNoise:

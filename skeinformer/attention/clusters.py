@@ -112,12 +112,28 @@ def merge_clusters(
     weight = (column_mass(pilots, source, scale) + UNSEEN * share.clamp(min=1e-6)).where(live, 0)
     weight = weight if full is None else torch.where(full, live.to(weight.dtype), weight)
     moments = find_moments(source, weight, sample, d, full, num_steps, metric, first_order and n > d)
-    merge = ClusterMerge(moments.assignment, weight, moments.total)
-    keys, values = moments.keys.to(source.keys.dtype), moments.values
-    log_count = largest + _total(share, merge.assignment, d).log()  # (b, h, d)
-    log_weight = calibrate(pilots, keys, merge.total, log_count, scale)
+    log_count = largest + _total(share, moments.assignment, d).log()  # (b, h, d)
+    own = None
     if full is not None:
         own = log_weights.gather(-1, sample.indices[..., :d]).where(sample.live[..., :d], -torch.inf)
+    return form_clusters(pilots, moments, weight, log_count, full, own, scale, source.keys.dtype)
+
+
+def form_clusters(
+    pilots: Pilots,
+    moments: Moments,
+    weight: Tensor,  # (b, h, n), w
+    log_count: Tensor,  # (b, h, d), the log of what the keys of each cluster weigh
+    full: Tensor | None,  # (b, h, 1), where each key has its own
+    own: Tensor | None,  # (b, h, d), the log weights there
+    scale: float,
+    dtype: torch.dtype,  # of keys and values
+) -> Clusters:
+    """What stands for the keys, from the moments of the clusters and the pilot rows: calibration and linear term."""
+    merge = ClusterMerge(moments.assignment, weight, moments.total)
+    keys, values = moments.keys.to(dtype), moments.values
+    log_weight = calibrate(pilots, keys, merge.total, log_count, scale)
+    if full is not None and own is not None:
         log_weight = torch.where(full, own, log_weight)
     slope = factor = None
     if moments.covariance is not None:
@@ -127,7 +143,7 @@ def merge_clusters(
         rate = scale * factor[..., None]  # (b, h, 1, 1)
         merge, slope = merge._replace(rate=rate, center=center), rate * moments.covariance
         values = values - center @ slope
-    return Clusters(merge, VirtualKeys(keys, values.to(source.values.dtype), log_weight), slope, factor)
+    return Clusters(merge, VirtualKeys(keys, values.to(dtype), log_weight), slope, factor)
 
 
 def find_moments(
@@ -141,7 +157,7 @@ def find_moments(
     with_covariance: bool,
 ) -> Moments:
     """Every slot to its cluster, and the clusters' moments. Where `full`, the first d of the sample have their own."""
-    keys, values, _ = source
+    keys = source.keys
     assignment = torch.zeros_like(weight, dtype=torch.long)
     if keys.shape[-2] > d:
         places = keys.detach().to(weight.dtype)
@@ -150,11 +166,31 @@ def find_moments(
         chosen = sample.indices[..., :d]
         own = assignment.scatter(-1, chosen, torch.arange(d, device=chosen.device).expand_as(chosen))
         assignment = torch.where(full, own, assignment)
-    total, width = _total(weight, assignment, d), keys.shape[-1]
-    sums, product = weighted_sums(keys, values, weight, assignment, d, with_covariance)
-    means = sums / total[..., None]
+    sums = sum_clusters(source, weight, assignment, d, with_covariance)
+    return moments_of(sums, assignment, keys.shape[-1])
+
+
+class ClusterSums(NamedTuple):
+    """Sums over the keys of clusters. Those of several parts of the keys add up to those of all."""
+
+    weight: Tensor  # (b, h, d), W
+    both: Tensor  # (b, h, d, p + p_v), of w_j [k_j, v_j]
+    product: Tensor | None  # (b, h, p, p_v), sum_j w_j k_j v_j^T over all keys
+
+
+def sum_clusters(source: VirtualKeys, weight: Tensor, assignment: Tensor, d: int, with_product: bool) -> ClusterSums:
+    """The sums of which the clusters' moments are made."""
+    return ClusterSums(
+        of_weights(weight, assignment, d), *weighted_sums(*source[:2], weight, assignment, d, with_product)
+    )
+
+
+def moments_of(sums: ClusterSums, assignment: Tensor, width: int) -> Moments:
+    """Means, and C, for keys of this width."""
+    total = sums.weight.clamp(min=_tiny(sums.weight))
+    means = sums.both / total[..., None]
     key_means, value_means = means[..., :width], means[..., width:]
-    covariance = None if product is None else product - sums[..., :width].mT @ value_means
+    covariance = None if sums.product is None else sums.product - sums.both[..., :width].mT @ value_means
     return Moments(assignment, total, key_means, value_means, covariance)
 
 
@@ -250,10 +286,14 @@ def _pilot_scores(pilots: Pilots, keys: Tensor, dtype: torch.dtype, scale: float
     return scale * (pilots.queries.to(dtype) @ keys.to(dtype).mT) - pilots.normalizer.to(dtype)[..., None]
 
 
+def of_weights(weight: Tensor, assignment: Tensor, d: int) -> Tensor:
+    """Sums of weights over clusters: (..., n) -> (..., d)."""
+    return weight.new_zeros(*weight.shape[:-1], d).scatter_add(-1, assignment, weight)
+
+
 def _total(weight: Tensor, assignment: Tensor, d: int) -> Tensor:
-    """Sums of weights over clusters, no less than the smallest number above 0: (..., n) -> (..., d)."""
-    total = weight.new_zeros(*weight.shape[:-1], d).scatter_add(-1, assignment, weight)
-    return total.clamp(min=_tiny(weight))
+    """`of_weights`, no less than the smallest number above 0."""
+    return of_weights(weight, assignment, d).clamp(min=_tiny(weight))
 
 
 def _tiny(x: Tensor) -> float:

@@ -7,7 +7,10 @@ from torch import Tensor
 
 from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.inputs import Inputs, Noise, default_scale
+from skeinformer.attention.sharded.pilots import count_here
+from skeinformer.attention.sharded.sums import mean_over_shares
 from skeinformer.attention.virtual_keys import attend, from_mask
+from skeinformer.distributed.agreement import Shares
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.noise import Rand
 from skeinformer.registry import check_number
@@ -63,12 +66,15 @@ class Softmax(Attention):
         return DropoutNoise(rand(query.shape[-2], key.shape[-2]))
 
 
-def mean_of_values(inputs: Inputs, noise: None, options: Any) -> tuple[Tensor, Trace]:
+def mean_of_values(inputs: Inputs, noise: None, options: Any, shares: Shares | None = None) -> tuple[Tensor, Trace]:
     """(1/m) 1 1^T V over the m real keys."""
     value, key_mask = inputs.value, inputs.key_mask
     total = value.sum(-2, keepdim=True, dtype=statistics_dtype(value))  # (b, h, 1, p_v)
-    count = value.shape[-2] if key_mask is None else key_mask.sum(-1)[..., None, None].clamp(min=1)
-    return (total / count).to(value.dtype).expand(*inputs.query.shape[:-1], -1).contiguous(), Trace()
+    if shares is not None:  # other ranks hold values too
+        mean = mean_over_shares(total, count_here(value, key_mask), shares)
+    else:
+        mean = total / (value.shape[-2] if key_mask is None else key_mask.sum(-1)[..., None, None].clamp(min=1))
+    return mean.to(value.dtype).expand(*inputs.query.shape[:-1], -1).contiguous(), Trace()
 
 
 class VMean(Attention):
@@ -77,4 +83,4 @@ class VMean(Attention):
     Adaptive row normalization without any selected column; one virtual key of score 0. The budget is not used.
     """
 
-    compute = staticmethod(mean_of_values)
+    compute = compute_shares = staticmethod(mean_of_values)

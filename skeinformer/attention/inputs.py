@@ -115,20 +115,33 @@ def settle_noise(
     And where the certificate gets numbers from that the method has no use for.
     """
     (b, h), device = inputs.query.shape[:2], inputs.query.device
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
-    if generator is not None and noise is not None:
-        raise ValueError("both noise and generator were given; the noise is all there is to draw, leave one out")
+    check_source(draw_noise, inputs.query, inputs.key, noise, generator)
     if noise is not None:
-        check_noise(noise, draw_noise(inputs.query, inputs.key, only_shapes((b, h))), device)
         return cast(N, noise), from_seed((b, h), 0, device=device)
-    if generator is not None and generator.device.type != device.type:
-        raise ValueError(f"generator is on {generator.device}, the tensors are on {device}; make one on that device")
     if seed is not None and generator is None:
         rand = from_seed((b, h), seed, device=device)
     else:
         rand = from_generator((b, h), generator=generator, device=device)
     return draw_noise(inputs.query, inputs.key, rand), rand
+
+
+def check_source(
+    draw_noise: Callable[[Tensor, Tensor, Rand], Noise],
+    query: Tensor,
+    key: Tensor,
+    noise: Noise,
+    generator: torch.Generator | None,
+) -> None:
+    """Raise unless the noise or the generator that a call is given, if any, is one for these tensors."""
+    (b, h), device = query.shape[:2], query.device
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+    if generator is not None and noise is not None:
+        raise ValueError("both noise and generator were given; the noise is all there is to draw, leave one out")
+    if noise is not None:
+        check_noise(noise, draw_noise(query, key, only_shapes((b, h))), device)
+    elif generator is not None and generator.device.type != device.type:
+        raise ValueError(f"generator is on {generator.device}, the tensors are on {device}; make one on that device")
 
 
 def check_noise(noise: Noise, expected: Noise, device: torch.device) -> None:

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.sharded.sums import features_over_shares
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, attend_with_normalizer, from_mask
+from skeinformer.distributed.agreement import Shares
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.noise import Rand, normal
 from skeinformer.registry import check_flag
@@ -41,7 +43,9 @@ class PerformerOptions(NamedTuple):
     scale: float | None = None
 
 
-def favor_attention(inputs: Inputs, noise: tuple[Tensor, Tensor], options: PerformerOptions) -> tuple[Tensor, Trace]:
+def favor_attention(
+    inputs: Inputs, noise: tuple[Tensor, Tensor], options: PerformerOptions, shares: Shares | None = None
+) -> tuple[Tensor, Trace]:
     """Linear attention with the features that the noise draws."""
     query, key, value, key_mask, _ = inputs
     given, dtype = query.dtype, statistics_dtype(query)
@@ -51,7 +55,7 @@ def favor_attention(inputs: Inputs, noise: tuple[Tensor, Tensor], options: Perfo
     # w . k - |k|^2 / 2 = (w, 1) . (k, -|k|^2 / 2); |q|^2 / 2 is the same for all features and cancels
     key = torch.cat([key, -0.5 * key.square().sum(-1, keepdim=True)], -1)  # (b, h, n_k, p + 1)
     query, features = F.pad(query, (0, 1)), F.pad(features, (0, 1), value=1.0)
-    return linear_attention(query, key, value.to(dtype), features, key_mask).to(given), Trace()
+    return linear_attention(query, key, value.to(dtype), features, key_mask, shares).to(given), Trace()
 
 
 class Performer(Attention):
@@ -104,16 +108,18 @@ class Performer(Attention):
         p = query.shape[-1]
         return PerformerNoise(rand(math.ceil(options.budget / p), p, p), rand(options.budget, p))
 
-    compute = staticmethod(favor_attention)
+    compute = compute_shares = staticmethod(favor_attention)
+    along = (None, None)
 
 
-def elu_attention(inputs: Inputs, noise: None, options: Any) -> tuple[Tensor, Trace]:
+def elu_attention(inputs: Inputs, noise: None, options: Any, shares: Shares | None = None) -> tuple[Tensor, Trace]:
     """Linear attention with the p features elu(x) + 1."""
     query, key, value, key_mask, _ = inputs
     dtype, p = statistics_dtype(query), query.shape[-1]
     features = torch.eye(p, dtype=dtype, device=query.device).expand(*query.shape[:2], p, p)
     log_query, log_key = log_elu_plus_one(query.to(dtype)), log_elu_plus_one(key.to(dtype))
-    return linear_attention(log_query, log_key, value.to(dtype), features, key_mask).to(query.dtype), Trace()
+    output = linear_attention(log_query, log_key, value.to(dtype), features, key_mask, shares)
+    return output.to(query.dtype), Trace()
 
 
 class LinearTransformer(Attention):
@@ -122,7 +128,7 @@ class LinearTransformer(Attention):
     The budget is not used. Time O(n p^2), memory O(n p).
     """
 
-    compute = staticmethod(elu_attention)
+    compute = compute_shares = staticmethod(elu_attention)
 
 
 def linear_attention(
@@ -131,12 +137,16 @@ def linear_attention(
     value: Tensor,  # (b, h, n_k, p_v)
     features: Tensor,  # (b, h, m, r), without gradient
     key_mask: Tensor | None,  # (b, 1, n_k)
+    shares: Shares | None = None,
 ) -> Tensor:
     """sum_j (phi(q) . phi(k_j)) v_j / sum_j phi(q) . phi(k_j) with log phi_f(x) = w_f . x: (b, h, n, p_v).
 
     Time O((n + n_k) m r), memory O((n + n_k + m) r).
     """
     context, log_mass = read_keys(features, from_mask(key, value, key_mask))  # (b, h, m, p_v), (b, h, m)
+    if shares is not None:  # other ranks hold keys too
+        empty = None if key_mask is None else ~key_mask.any(-1, keepdim=True)  # (b, 1, 1)
+        context, log_mass = features_over_shares(context, log_mass, empty, shares)
     query = F.pad(query, (0, 1), value=1.0)  # q . w + c = (q, 1) . (w, c): a log weight that carries a gradient
     features = torch.cat([features, log_mass[..., None]], -1)  # (b, h, m, r + 1)
     return attend(query, from_mask(features, context), 1.0)

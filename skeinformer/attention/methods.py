@@ -52,6 +52,8 @@ class Method:
     """Takes keys of another sequence than the queries'. Else there is one mask: a token is padding in both roles."""
     shares_keys: bool = False
     """Must be given its queries as keys."""
+    sequence_parallel: bool = False
+    """Takes a `group`: the tokens of a sequence may be divided among processes."""
     padded_draws: bool = False
     """Selects by draws among which padding may be; what is padding never enters the output."""
     same_as: str | None = None
@@ -122,6 +124,7 @@ METHODS: dict[str, Method] = {
         has_budget=False,
         reads_queries=False,
         row_by_row=True,
+        sequence_parallel=True,
     ),
     "performer": Method(
         Performer,
@@ -131,6 +134,7 @@ METHODS: dict[str, Method] = {
         "O(n d p)",
         random=True,
         row_by_row=True,
+        sequence_parallel=True,
     ),
     "linear_transformer": Method(
         LinearTransformer,
@@ -140,6 +144,7 @@ METHODS: dict[str, Method] = {
         "O(n p^2)",
         has_budget=False,
         row_by_row=True,
+        sequence_parallel=True,
         in_table_1=False,
     ),
     "nystromformer": Method(
@@ -262,6 +267,7 @@ METHODS: dict[str, Method] = {
         "O(n d p)",
         exact_from=1,
         random=True,
+        sequence_parallel=True,
         page="skeinformer.md",
     ),
     "skeinformer_uniform": Method(
@@ -273,6 +279,7 @@ METHODS: dict[str, Method] = {
         exact_from=1,
         random=True,
         row_by_row=True,
+        sequence_parallel=True,
         options={"columns": "uniform", "reuse_pilots": False},
     ),
     "skeinformer_no_norm": Method(
@@ -294,6 +301,7 @@ METHODS: dict[str, Method] = {
         "O(n d p)",
         exact_from=1,
         random=True,
+        sequence_parallel=True,
         options={"row_norm": "simple", "reuse_pilots": False},
     ),
     "skeinformer_no_reuse": Method(
@@ -304,6 +312,7 @@ METHODS: dict[str, Method] = {
         "O(n d p)",
         exact_from=1,
         random=True,
+        sequence_parallel=True,
         options={"reuse_pilots": False},
     ),
     "cluster": Method(
@@ -314,6 +323,7 @@ METHODS: dict[str, Method] = {
         "O(n d p)",
         exact_from=1,
         random=True,
+        sequence_parallel=True,
         in_table_1=False,
         page="cluster.md",
     ),
@@ -327,15 +337,23 @@ def build(
     max_len: int | None = None,
     budget: int | None = None,
     seed: int | None = None,
+    group: Any = None,
     table: Mapping[str, Method] = METHODS,
     **options: object,
 ) -> Attention:
     """The attention called `name`: every name takes head_dim, max_len, budget and seed, and options of its own.
 
-    budget: d, the sketch size; None is the method's own default. table: the rows to look in.
+    budget: d, the sketch size; None is the method's own default. group: a ProcessGroup or a one-dimensional DeviceMesh,
+    where the tokens of a sequence are divided among its ranks; see docs/distributed.md. table: the rows to look in.
     """
     method = lookup("attention", name, table)
+    if group is not None and not method.sequence_parallel:
+        takes = ", ".join(other for other, row in table.items() if row.sequence_parallel)
+        raise ValueError(
+            f"attention {name!r} takes no group: its tokens cannot be divided among ranks. {takes} take one"
+        )
     given = ", ".join(f"{option}={options[option]!r}" for option in method.make.deciding if option in options)
     owner = f"attention {name!r}" + (f" with {given}" if given else "")
     check_options(owner, options, method.option_names(**options))
-    return method(head_dim=head_dim, max_len=max_len, seed=seed, budget=budget, **options)
+    shared = {} if group is None else {"group": group}
+    return method(head_dim=head_dim, max_len=max_len, seed=seed, budget=budget, **shared, **options)

@@ -10,7 +10,7 @@ with the mean of the selected keys, the mean of the unselected values and weight
 safe at any logits, in any precision, without an n x d matrix, and exact when every real key is selected.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.pilots import Pilots, column_mass, compute_pilots, log_importance
 from skeinformer.attention.queries import Gradient, estimated_gradient, virtual_queries
 from skeinformer.attention.selection import Selection, sample_without_replacement, uniform_rows
+from skeinformer.attention.sharded.skein import UseOfPilots, sharded_algorithm_1
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
+from skeinformer.distributed.agreement import Shares
+from skeinformer.distributed.group import Group
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.merge import Merged, Virtual, attend_merged, write_rows
 from skeinformer.noise import Rand
@@ -67,6 +70,7 @@ class Selected(NamedTuple):
     pilots: Pilots | None
     log_probability: Tensor  # (b, h, n_k), up to a constant
     columns: Selection  # (b, h, d)
+    log_total: Tensor | None = None  # (b, h, 1), the log of its sum over all keys; None where these are all
 
 
 def algorithm_1(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> tuple[Tensor, Trace]:
@@ -142,6 +146,7 @@ class Skeinformer(Attention):
 
     Options = SkeinOptions
     compute = staticmethod(algorithm_1)
+    along = ("queries", "keys")
 
     @staticmethod
     def complete(options: SkeinOptions) -> SkeinOptions:
@@ -160,6 +165,32 @@ class Skeinformer(Attention):
             )
         return options
 
+    @classmethod
+    def accept(cls, group: Any, options: SkeinOptions) -> Group:
+        if options.row_norm == "none":
+            raise ValueError(
+                "row_norm='none' is D^-1 A S S^T V with the exact D, of quadratic time, and takes no group; choose "
+                "row_norm='adaptive' or 'simple'"
+            )
+        return super().accept(group, options)
+
+    @staticmethod
+    def compute_shares(
+        inputs: Inputs, noise: SkeinNoise, options: SkeinOptions, shares: Shares
+    ) -> tuple[Tensor, Trace]:
+        by_pilots = options.columns == "importance"
+        pilots = options.num_pilots if by_pilots or options.reuse_pilots else None
+        return sharded_algorithm_1(
+            inputs,
+            *noise,
+            options.budget,
+            UseOfPilots(pilots, by_pilots, options.reuse_pilots),
+            with_rest=options.row_norm == "adaptive",
+            from_queries=options.gradient == "queries",
+            scale=default_scale(inputs.query, options.scale),
+            shares=shares,
+        )
+
     @staticmethod
     def draw(query: Tensor, key: Tensor, rand: Rand, options: SkeinOptions) -> SkeinNoise:
         """One number per query and per key (per sample, for the inverse CDF of Definition 1)."""
@@ -170,13 +201,13 @@ class Skeinformer(Attention):
 
     @staticmethod
     def describe(inputs: Inputs, trace: Trace, options: SkeinOptions, error: Tensor, error_se: Tensor) -> SkeinInfo:
-        pilots, log_probability, columns = trace.found
+        pilots, log_probability, columns, log_total = trace.found
         assert options.num_pilots is not None
         if pilots is None:
             rows = columns.indices.new_full((*inputs.query.shape[:2], options.num_pilots), -1)
         else:
             rows = pilots.rows.marked(options.num_pilots)
-        log_probability = log_probability.log_softmax(-1)
+        log_probability = log_probability.log_softmax(-1) if log_total is None else log_probability - log_total
         if inputs.key_mask is not None:
             log_probability = log_probability.where(inputs.key_mask, -torch.inf)
         return SkeinInfo(rows, columns.marked(options.budget), log_probability, error, error_se)

@@ -136,6 +136,32 @@ def estimated_part(gradients: tuple[Tensor, Tensor], full: Tensor | None) -> tup
     return (d_key, d_value) if full is None else (d_key.masked_fill(full, 0), d_value.masked_fill(full, 0))
 
 
+def add_estimated_(
+    totals: tuple[Tensor, Tensor],
+    found: tuple[Tensor, Tensor],
+    full: Tensor | None,
+    merge: Merge,
+    key: Tensor,
+    value: Tensor,
+    virtual: Virtual,
+    gradients: Virtual,
+) -> None:
+    """totals += what was found by an Estimate, with half of the derivative of R for V; where `full` that derivative."""
+    d_key, d_value = totals
+    e_key, e_value = estimated_part(found, full)
+    d_key += e_key
+    d_value += e_value
+    if full is None:
+        d_slope = gradients.slope
+        halves = Virtual(gradients.keys, gradients.values / 2, None if d_slope is None else d_slope / 2)
+        merge.add_gradients_((None, d_value), key, value, virtual, halves)
+    else:
+        t_key, t_value = torch.zeros_like(d_key), torch.zeros_like(d_value)
+        merge.add_gradients_((t_key, t_value), key, value, virtual, gradients)
+        d_key += t_key.masked_fill_(~full, 0)
+        d_value += torch.where(full, t_value, t_value / 2)
+
+
 class AddGradient(torch.autograd.Function):
     """The output as it is; in the backward pass K and V get what is estimated for them."""
 
@@ -289,15 +315,5 @@ class _AttendMerged(torch.autograd.Function):
         elif exact:
             of_others = write_rows_(of_others.clone(), exact[0], torch.zeros_like(exact[2]))
         found = gradients_of(query, key, value, log_weight, output, of_others, ctx.scale, *estimating, size)
-        e_key, e_value = estimated_part(found, full)
-        d_key += e_key
-        d_value += e_value
-        if full is None:
-            halves = Virtual(d_keys, d_values / 2, None if d_slope is None else d_slope / 2)
-            merge.add_gradients_((None, d_value), key, value, virtual, halves)
-        else:
-            t_key, t_value = torch.zeros_like(key), torch.zeros_like(value)
-            merge.add_gradients_((t_key, t_value), key, value, virtual, gradients)
-            d_key += t_key.masked_fill_(~full, 0)
-            d_value += torch.where(full, t_value, t_value / 2)
+        add_estimated_((d_key, d_value), found, full, merge, key, value, virtual, gradients)
         return d_query, d_key, d_value, None, None, None, None

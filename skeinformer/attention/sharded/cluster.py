@@ -1,0 +1,152 @@
+"""The cluster sketch over shares: what `cluster.py` computes in one process, by six exchanges.
+
+    shares         who holds how many tokens                                               gathered
+    pilots         each rank's largest numbers of the noise, with their queries            gathered
+    row sums       the logs of the pilot rows' sums                                        gathered
+    samples        each rank's largest scores of keys                                      gathered
+    centers        the 8 d keys of the best scores, and the queries that make the metric   summed
+    clusters       sums over clusters, and the pilot rows                                  summed
+
+Nothing has the size of the sequence. Every rank then knows the same virtual keys, and attends with its own queries.
+"""
+
+import torch
+from torch import Tensor
+
+from skeinformer.attention.base import NUM_CHECKS, Trace
+from skeinformer.attention.clusters import (
+    ASKED,
+    SAMPLE,
+    UNSEEN,
+    Clusters,
+    ClusterSums,
+    find_centers,
+    form_clusters,
+    moments_of,
+    nearest,
+    of_weights,
+    query_metric,
+    sum_clusters,
+)
+from skeinformer.attention.inputs import Inputs
+from skeinformer.attention.pilots import Pilots, column_mass
+from skeinformer.attention.selection import Selection, number_of_last
+from skeinformer.attention.sharded.merge import SharedMerge, attend_shares
+from skeinformer.attention.sharded.pilots import Found, find_pilots, log_importance_here, ranked
+from skeinformer.attention.sharded.queries import SharedQueries, offered_keys
+from skeinformer.attention.sharded.trace import SharedTrace
+from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
+from skeinformer.distributed.agreement import Shares
+from skeinformer.distributed.collectives import gather_over, sum_over
+from skeinformer.distributed.selection import Chosen, candidates, choose, rows_here
+from skeinformer.kernels.choice import known, recorded, statistics_dtype
+from skeinformer.kernels.merge import Virtual
+from skeinformer.noise import gumbel
+
+
+def sharded_cluster_sketch(
+    inputs: Inputs,
+    of_queries: Tensor,  # (b, h, n), uniform numbers
+    of_keys: Tensor,  # (b, h, n_k)
+    sizes: tuple[int, int, int],
+    *,
+    first_order: bool,
+    from_queries: bool,
+    scale: float,
+    shares: Shares,
+) -> tuple[Tensor, Trace]:
+    """`cluster_sketch` of this rank's queries. sizes: clusters, pilots, steps. from_queries: `gradient="queries"`."""
+    query, key, value, key_mask, query_mask = inputs
+    source = from_mask(key, value, key_mask)
+    estimated = from_queries and shares.n_k > sizes[0] and recorded(key, value)
+    with torch.no_grad():
+        asked = candidates(ranked(-of_queries, query_mask), min(ASKED * query.shape[-1], shares.n))
+        offers = [asked]
+        if estimated:
+            offers.append(offered_keys(of_keys, key, key_mask, shares.n_k))
+        found = find_pilots(inputs, source, of_queries, sizes[1], offers, scale, shares)
+        spent = number_of_last(found.queries, sizes[1], ASKED * query.shape[-1], NUM_CHECKS)
+        pilots, clusters, asked_keys = find_clusters(
+            found, inputs, source, of_keys, sizes, spent, first_order, scale, shares
+        )
+        few = found.keys <= sizes[0]  # (b, 1, 1)
+        full = None if known(~few) else few[..., None]
+        estimate = None
+        if asked_keys is not None:
+            live, mass = found.others[1].live, clusters.merge.weight
+            estimate = SharedQueries.of(of_queries, asked_keys, live, mass, sizes[0], shares.n)
+    merged = SharedMerge(
+        clusters.merge,
+        Virtual(clusters.virtual.keys, clusters.virtual.values, clusters.slope),
+        clusters.virtual.log_weight,
+        pilots,
+        found.chosen,
+        estimate,
+    )
+    output = attend_shares(query, *source, merged, full if estimated else None, scale, shares.group)
+
+    def finish(rows: Selection) -> tuple[Pilots, Clusters]:
+        assignment = clusters.merge.assignment[..., : shares.keys[shares.group.rank]]
+        return pilots._replace(rows=rows), clusters._replace(merge=clusters.merge._replace(assignment=assignment))
+
+    shared = SharedTrace((found.chosen,), (shares.of_queries.start,), finish)
+    return output, Trace(pilots, of_queries, spent, shared=shared)
+
+
+def find_clusters(
+    found: Found,
+    inputs: Inputs,
+    source: VirtualKeys,
+    u: Tensor,
+    sizes: tuple[int, int, int],
+    spent: Tensor,
+    first_order: bool,
+    scale: float,
+    shares: Shares,
+) -> tuple[Pilots, Clusters, Tensor | None]:
+    """The pilots with B_J V of all keys, the clusters of all keys, and the keys that were asked for beside."""
+    key, group, n_k = inputs.key, shares.group, shares.n_k
+    dtype, num_steps = statistics_dtype(key), sizes[2]
+    d = min(sizes[0], n_k)
+    # the best scores of all ranks, and the keys that have them
+    own = candidates(log_importance_here(found, source, scale) + gumbel(u), min(SAMPLE * d if num_steps else d, n_k))
+    sample = choose(gather_over(group, "samples", own.score)[0], own, group.rank)
+    asked, *asked_keys = found.others
+    rows = [rows_here(key, sample), rows_here(inputs.query, asked), *(rows_here(key, x) for x in asked_keys)]
+    points, queries, *asked_rows = sum_over(group, "centers", *(x.to(dtype) for x in rows))
+    # every key of this rank to its cluster
+    live = source.log_weights() > -torch.inf  # (b, h, n)
+    few = (found.keys <= sizes[0]).expand(*live.shape[:2], 1)  # (b, h, 1)
+    full = None if known(~few) else few
+    weight = (column_mass(found.pilots, source, scale) + UNSEEN).where(live, 0)
+    weight = weight if full is None else torch.where(full, live.to(weight.dtype), weight)
+    assignment = torch.zeros_like(live, dtype=torch.long)
+    if n_k > d:
+        rank = torch.arange(asked.live.shape[-1], device=key.device)
+        metric = query_metric(queries, asked.live & (rank < spent))
+        every = Selection(torch.arange(points.shape[-2], device=key.device).expand_as(sample.live), sample.live)
+        centers = find_centers(points, every, d, num_steps, metric)
+        assignment = nearest(key.detach().to(dtype), centers, metric)
+    if full is not None:
+        assignment = torch.where(full, slots_here(sample.part(0, d), assignment), assignment)
+    # sums over clusters, of all ranks
+    sums = sum_clusters(source, weight, assignment, d, first_order and n_k > d)
+    count = of_weights(live.to(weight.dtype), assignment, d)
+    product = [] if sums.product is None else [sums.product]
+    of_weight, both, count, output, *product = sum_over(
+        group, "clusters", sums.weight, sums.both, count, found.pilots.output, *product
+    )
+    sums = ClusterSums(of_weight, both, product[0] if product else None)
+    pilots = found.pilots._replace(output=output.to(key.dtype))
+    log_count = count.clamp(min=torch.finfo(dtype).tiny).log()  # (b, h, d)
+    log_weight = torch.zeros_like(log_count).where(sample.live[..., :d], -torch.inf)
+    moments = moments_of(sums, assignment, key.shape[-1])
+    clusters = form_clusters(pilots, moments, weight, log_count, full, log_weight, scale, key.dtype)
+    return pilots, clusters, asked_rows[0] if asked_rows else None
+
+
+def slots_here(chosen: Chosen, assignment: Tensor) -> Tensor:
+    """The assignment, where each chosen row that is here has the cluster of its own: its rank."""
+    slot = torch.arange(1, chosen.mine.shape[-1] + 1, device=assignment.device).where(chosen.mine, 0)
+    own = torch.zeros_like(assignment).scatter_add_(-1, chosen.row, slot)
+    return torch.where(own > 0, own - 1, assignment)

@@ -1,0 +1,107 @@
+"""Virtual queries over shares: what `queries.py` estimates in one process, in the four exchanges of a backward pass.
+
+gradients      candidates of the virtual queries                      with the gradients of virtual keys, summed
+rows           the 8 d candidates of the best scores                  with the gradients of pilot queries, summed
+queries        sums over clusters of queries                          summed
+query sums     the logs of their rows' sums, and G_c . O_c of each    gathered
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skeinformer.attention.clusters import find_centers, nearest, query_metric
+from skeinformer.attention.queries import ASKED, LEAST, SAMPLE, fresh_numbers
+from skeinformer.attention.selection import Selection
+from skeinformer.attention.sharded.pilots import merge_sums, ranked, rows_here
+from skeinformer.attention.sharded.rows import rows_backward
+from skeinformer.attention.virtual_keys import VirtualKeys
+from skeinformer.distributed.collectives import gather_over, sum_over
+from skeinformer.distributed.group import Group
+from skeinformer.distributed.selection import Candidates, Chosen, candidates
+from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.queries import QuerySums, add_weighted_product_, query_sums
+from skeinformer.noise import gumbel
+
+
+class Offer(NamedTuple):
+    """A rank's candidates for virtual queries."""
+
+    own: Candidates  # (b, h, k)
+    norm: Tensor  # (b, h, n), |G_i| of its queries, without squares
+
+    def slots(self, group: Group) -> list[Tensor]:
+        """Scores and largest norm, (R, b, h, k) and (R, b, h), at this rank's place: a sum puts in the others'."""
+        return [beside(x, group) for x in (self.own.score, self.norm.amax(-1))]
+
+
+class SharedQueries(NamedTuple):
+    """What the estimate needs of the forward pass."""
+
+    u: Tensor  # (b, h, n), uniform numbers of this rank's queries
+    metric: Tensor  # (b, h, p, p), of the keys of all ranks
+    mass: Tensor  # (b, h, n_k), of this rank's keys
+    d: int
+    k: int
+    """Candidates."""
+
+    @staticmethod
+    def of(u: Tensor, keys: Tensor, live: Tensor, mass: Tensor, size: int, n: int) -> "SharedQueries":
+        """For `size` virtual queries or LEAST, among the n queries of all ranks; keys: those that make the metric."""
+        d = min(max(size, LEAST), n)
+        return SharedQueries(fresh_numbers(u), query_metric(keys, live), mass, d, min(SAMPLE * d, n))
+
+    def offer(self, gradient: Tensor) -> Offer:
+        """This rank's candidates, for gradients (b, h, n, p_v)."""
+        norm = torch.maximum(gradient.amax(-1), -gradient.amin(-1)).to(statistics_dtype(gradient))
+        return Offer(candidates(norm.log() + gumbel(self.u).to(norm.dtype), self.k), norm)
+
+
+def offered_keys(of_keys: Tensor, key: Tensor, key_mask: Tensor | None, n_k: int) -> Candidates:
+    """This rank's candidates for the keys that make the metric, by their uniform numbers."""
+    return candidates(ranked(of_keys, key_mask), min(ASKED * key.shape[-1], n_k))
+
+
+def beside(x: Tensor, group: Group) -> Tensor:
+    """x at this rank's place, zeros at the others': a sum over ranks then gathers."""
+    every = x.new_zeros(group.size, *x.shape)
+    every[group.rank] = x
+    return every
+
+
+def shared_query_gradients(
+    drawn: SharedQueries,
+    offer: Offer,
+    chosen: Chosen,
+    points: Tensor,  # (b, h, k, p), the chosen queries of all ranks
+    unit: Tensor,  # (b, h), the largest gradient of all ranks
+    query: Tensor,
+    source: VirtualKeys,
+    output: Tensor,
+    gradient: Tensor,  # 0 in rows that count for nothing
+    scale: float,
+    group: Group,
+) -> tuple[Tensor, Tensor]:
+    """`query_gradients` for this rank's keys and values: dK and dV, in the precision of statistics."""
+    dtype, d, p_v = statistics_dtype(query), drawn.d, gradient.shape[-1]
+    norm = offer.norm / unit.where(unit > 0, 1)[..., None]  # (b, h, n)
+    every = Selection(torch.arange(points.shape[-2], device=query.device).expand_as(chosen.live), chosen.live)
+    assignment = nearest(query.to(dtype), find_centers(points, every, d, 1, drawn.metric), drawn.metric)  # (b, h, n)
+    sums = QuerySums(*sum_over(group, "queries", *query_sums(query, gradient, output, norm.sqrt(), assignment, d)))
+    mean = sums.queries / sums.weight.clamp(min=torch.finfo(dtype).tiny)  # (b, h, d, p), q_c
+    G = sums.gradient[..., :p_v]
+    # the exact rows of q_c over all keys, of which only lse and G_c . O_c cross ranks
+    rows, row_sum = rows_here(mean.to(query.dtype), source, scale)
+    rows = rows.to(dtype)
+    of_sums, of_products = gather_over(group, "query sums", row_sum, (G * rows).sum(-1))
+    normalizer = merge_sums(of_sums)  # (b, h, d)
+    product = ((of_sums - normalizer).exp() * of_products).sum(0)  # (b, h, d), G_c . O_c
+    square = G.square().sum(-1)
+    missing = ((product - (G * rows).sum(-1)) / square.where(square > 0, 1))[..., None]
+    standing = rows + missing * G  # all that a gradient asks of O_c is G_c . O_c
+    _, d_key, d_value = rows_backward(G, mean, *source, standing, normalizer, scale)
+    missed = sums.product - mean.mT @ sums.gradient  # (b, h, p, p_v + 1)
+    C, e = missed[..., :p_v], missed[..., p_v:]
+    add_weighted_product_(d_key, source.values, C.mT, e.mT, scale * drawn.mass)
+    return d_key, d_value

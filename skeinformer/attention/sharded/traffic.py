@@ -1,0 +1,96 @@
+"""What crosses ranks, by formulas: the cluster sketch beside ring attention and Ulysses. `python -m` prints the table.
+
+Bytes that one rank receives for one head and one example of one layer. A gathering of s bytes is (R - 1) s, a sum is
+that of a ring, 2 (R - 1) / R s. Nothing of the cluster sketch has the size of the sequence. Ring attention (Liu et al.
+2023) passes all keys and values around, and in the backward pass their gradients too. Ulysses (Jacobs et al. 2023)
+exchanges tokens for heads: queries, keys, values and the output, and their gradients; it has no more ranks than heads.
+"""
+
+from typing import Any
+
+from skeinformer.attention import clusters, queries
+from skeinformer.distributed.collectives import Exchange
+
+LENGTHS = {"64k": 2**16, "1M": 2**20, "16M": 2**24}
+RANKS = (2, 8, 64, 1024)
+
+
+def cluster_exchanges(
+    ranks: int,
+    *,
+    budget: int = 16,
+    num_pilots: int = 16,
+    width: int = 64,
+    batch: int = 1,
+    heads: int = 1,
+    item: int = 4,
+    from_queries: bool = False,
+) -> tuple[list[Exchange], list[Exchange]]:
+    """The exchanges of a call of `cluster_attention`, forward and backward, where there are more tokens than asked for.
+
+    Keys and values of one width, in a precision of `item` bytes; the noise has 4. from_queries: `gradient="queries"`.
+    """
+    d, pilots, p, each = budget, num_pilots, width, batch * heads
+    asked = clusters.ASKED * p + (queries.ASKED * p if from_queries else 0)
+    sample, virtual = clusters.SAMPLE * d, max(d, queries.LEAST)
+    candidates = queries.SAMPLE * virtual
+
+    def exchange(step: str, kind: str, numbers: int, more: int = 0) -> Exchange:
+        return Exchange(step, kind, each * numbers * item + more, ranks)  # type: ignore[arg-type]
+
+    forward = [
+        Exchange("shares", "gather", 5 * 8, ranks),
+        exchange("pilots", "gather", pilots * p, each * (pilots + asked) * 4 + batch * 2 * 8),
+        exchange("row sums", "gather", pilots + 1),
+        exchange("samples", "gather", sample),
+        exchange("centers", "sum", (sample + asked) * p),
+        exchange("clusters", "sum", 2 * d + 2 * d * p + pilots * p + p * p),
+    ]
+    gradients, rows = 2 * d * p + p * p + pilots * p, pilots * p
+    if not from_queries:
+        return forward, [exchange("gradients", "sum", gradients), exchange("rows", "sum", rows)]
+    return forward, [
+        exchange("gradients", "sum", gradients + ranks * (candidates + 1)),
+        exchange("rows", "sum", rows + candidates * p),
+        exchange("queries", "sum", virtual * (2 * p + 2) + p * (p + 1)),
+        exchange("query sums", "gather", 2 * virtual),
+    ]
+
+
+def cluster_bytes(ranks: int, **sizes: Any) -> int:
+    """Bytes that a rank receives, forward and backward."""
+    return sum(x.received for part in cluster_exchanges(ranks, **sizes) for x in part)
+
+
+def ring_bytes(n: int, ranks: int, width: int = 64, item: int = 4) -> int:
+    """Ring attention: K and V of all other ranks, and in the backward pass these again with their gradients."""
+    return 3 * 2 * n * width * item * (ranks - 1) // ranks
+
+
+def ulysses_bytes(n: int, ranks: int, width: int = 64, item: int = 4) -> int:
+    """Ulysses: of Q, K, V and the output a rank's n / R tokens, but for its own 1 / R, and of their gradients."""
+    return 2 * 4 * (n // ranks) * width * item * (ranks - 1) // ranks
+
+
+def table(width: int = 64, budget: int = 16, num_pilots: int = 16) -> str:
+    """The table of docs/distributed.md, for float32."""
+    lines = ["| tokens | ranks | cluster sketch | ring attention | Ulysses |", "|---|---|---|---|---|"]
+    for name, n in LENGTHS.items():
+        for ranks in RANKS:
+            ours = cluster_bytes(ranks, width=width, budget=budget, num_pilots=num_pilots)
+            others = (ring_bytes(n, ranks, width), ulysses_bytes(n, ranks, width))
+            lines.append(f"| {name} | {ranks} | " + " | ".join(shown(x) for x in (ours, *others)) + " |")
+    return "\n".join(lines)
+
+
+def shown(size: float) -> str:
+    """'1.2 MB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,195 @@
+"""What the processes of the pool do. Every function gets the group first; what it returns is sent back."""
+
+import copy
+import os
+import pickle
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skeinformer import build, cluster_attention, distributed, skein_attention
+from skeinformer.attention import Attention
+from skeinformer.noise import from_generator
+from tests.helpers import generator, tensors
+
+Result = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a method, whole or divided."""
+
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    b: int = 2
+    h: int = 2
+    n: int = 37
+    n_k: int | None = None
+    p: int = 4
+    p_v: int | None = None
+    dtype: torch.dtype = torch.float64
+    peak: float = 1.0
+    key_mask: Tensor | None = None
+    query_mask: Tensor | None = None
+    noise: str = "seed"
+    """seed, given, generator, or global."""
+    queries: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Lengths of the shares, by the number of ranks, where they are not equal."""
+    keys: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    certify: bool = False
+
+    def lengths(self, ranks: int, of_keys: bool) -> tuple[int, ...]:
+        n = self.n if self.n_k is None or not of_keys else self.n_k
+        given = self.queries if self.n_k is None or not of_keys else self.keys
+        return given.get(ranks, distributed.share_lengths(n, ranks))
+
+
+def compute(case: Case, group: Any = None) -> Result:
+    """Output, gradients and what the certificate says, of the whole or of this rank's share."""
+    rank, ranks = (0, 1) if group is None else (distributed.Group.of(group).rank, distributed.Group.of(group).size)
+    whole = tensors(case.b, case.h, case.n, case.n_k, p=case.p, p_v=case.p_v, dtype=case.dtype, peak=case.peak)
+    of_queries, of_keys = (_share(case.lengths(ranks, of), rank) for of in (False, True))
+    q, k, v = (
+        x.detach()[:, :, at].requires_grad_() for x, at in zip(whole, (of_queries, of_keys, of_keys), strict=True)
+    )
+    masks = {
+        name: None if mask is None else mask[:, at]
+        for name, mask, at in (("key_mask", case.key_mask, of_keys), ("query_mask", case.query_mask, of_queries))
+    }
+    seed = 5 if case.noise == "seed" else None
+    module: Attention = build(case.method, head_dim=case.p, seed=seed, group=group, **case.options).eval()
+    given: dict[str, Any] = {}
+    if case.noise == "generator":
+        given["generator"] = generator(3)
+    elif case.noise == "given":
+        drawn = module.draw_noise(whole[0], whole[1], from_generator((case.b, case.h), generator=generator(3)))
+        given["noise"] = (
+            tuple(
+                x if where is None else x[..., of_queries if where == "queries" else of_keys]
+                for x, where in zip(drawn or (), module.along, strict=True)
+            )
+            or None
+        )
+    call = module.certify if case.certify else module
+    result = call(q, k, v, **masks, **given)
+    output, info = result if case.certify else (result, None)
+    weight = torch.randn((*whole[0].shape[:3], output.shape[-1]), generator=generator(7), dtype=torch.float64)
+    loss = (output * weight[:, :, of_queries].to(output.dtype)).sum()
+    if loss.requires_grad:
+        loss.backward()
+    gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in (q, k, v)]
+    said = {} if info is None else {name: getattr(info, name) for name in info._fields}
+    return as_arrays({"output": output, **dict(zip(("dq", "dk", "dv"), gradients, strict=True)), **said})
+
+
+def share_of_attention(group: Any, case: Case) -> Result:
+    return compute(case, group)
+
+
+def as_arrays(tensors: dict[str, Tensor]) -> Result:
+    return {name: (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy() for name, x in tensors.items()}
+
+
+def _share(lengths: tuple[int, ...], rank: int) -> slice:
+    start = sum(lengths[:rank])
+    return slice(start, start + lengths[rank])
+
+
+def counted(group: Any, case: Case) -> tuple[list[distributed.Exchange], list[distributed.Exchange]]:
+    """The exchanges of a call, forward and backward."""
+    with distributed.watch() as seen:
+        compute(case, group)
+    forward = [x.step for x in seen].index("gradients") if case.method in ("cluster", "skeinformer") else None
+    if forward is None:
+        forward = next((i for i, x in enumerate(seen) if x.step in ("gradients", "all_sum")), len(seen))
+        forward += seen[forward].step == "all_sum"
+    return seen[:forward], seen[forward:]
+
+
+def counted_by_torch(group: Any, case: Case) -> dict[str, int]:
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mode = CommDebugMode()
+    with mode:
+        compute(case, group)
+    counts = {str(name): count for name, count in mode.get_comm_counts().items()}
+    of = {"gather": "allgather", "sum": "allreduce"}
+    return {kind: sum(n for name, n in counts.items() if part in name) for kind, part in of.items()}
+
+
+def disagreeing(group: Any, who: int, change: dict[str, Any], functional: bool = False) -> None:
+    """One rank calls with something changed."""
+    rank = distributed.Group.of(group).rank
+    told = {"method": "cluster", "budget": 5, "seed": 5, "batch": 2, "dtype": torch.float64, "requires_grad": True}
+    told |= {"generator": None, "mask": 10, "mask_dtype": torch.bool} | (change if rank == who else {})
+    q, k, v = (
+        x.detach().requires_grad_(told["requires_grad"]) for x in tensors(told["batch"], 2, 10, dtype=told["dtype"])
+    )
+    given: dict[str, Any] = {"key_mask": torch.ones(2, told["mask"]).to(told["mask_dtype"])}
+    if told["batch"] != 2:
+        given = {}
+    if told["generator"] is not None:
+        given["generator"] = generator(told["generator"])
+    if functional:
+        cluster_attention(q, k, v, budget=told["budget"], group=group, **given)
+    else:
+        seed = None if told["generator"] is not None else told["seed"]
+        module = build(told["method"], head_dim=4, budget=told["budget"], seed=seed, group=group)
+        module.eval()(q, k, v, **given)
+
+
+def shard_of_different_masks(group: Any) -> None:
+    mask = torch.ones(2, 10, dtype=torch.bool)
+    mask[0, 3] = distributed.Group.of(group).rank != 2
+    distributed.shard(torch.arange(10)[None], mask, group=group)
+
+
+def ready(group: Any) -> None:
+    attend(group)
+
+
+def attend(group: Any) -> Tensor:
+    q, k, v = tensors(1, 1, 10)
+    return cluster_attention(q, k, v, budget=3, group=group)
+
+
+def dies(group: Any, who: int) -> None:
+    if distributed.Group.of(group).rank == who:
+        os.kill(os.getpid(), signal.SIGKILL)
+    attend(group)
+
+
+def absent(group: Any, who: int) -> str | None:
+    if distributed.Group.of(group).rank == who:
+        return "elsewhere"
+    attend(group)
+    return None
+
+
+def wrong_groups(group: Any) -> list[str]:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("data", "sequence"), _init_backend=False)
+    q, k, v = tensors(1, 1, 10)
+    said = []
+    for wrong, options in (("ranks", {}), (mesh, {}), (group, {"row_norm": "none"})):
+        try:
+            skein_attention(q, k, v, budget=3, group=wrong, **options)
+        except (TypeError, ValueError) as error:
+            said.append(str(error))
+    return said
+
+
+def pickled(group: Any) -> tuple[str, bool]:
+    module = build("cluster", head_dim=4, budget=3, group=group)
+    same = copy.deepcopy(module).group is module.group
+    again = pickle.loads(pickle.dumps(module))
+    try:
+        again(*tensors(1, 1, 10))
+    except RuntimeError as error:
+        return str(error), same
+    return "", same

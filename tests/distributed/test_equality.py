@@ -1,0 +1,97 @@
+"""Shares on several processes give what one process gives: outputs, gradients, certificate, what was selected."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.distributed.cases import Case, compute
+from tests.distributed.pool import WORLD, Pool
+from tests.helpers import random_mask
+
+pytestmark = pytest.mark.xdist_group("distributed")
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 3e-2}
+ALONG_TOKENS = {"output", "dq", "dk", "dv", "assignment", "log_probability"}
+UNEQUAL = {1: (37,), 2: (30, 7), 3: (3, 33, 1), 4: (9, 0, 20, 8)}
+LONGER = {1: (53,), 2: (5, 48), 3: (20, 0, 33), 4: (1, 30, 2, 20)}
+PADDED = random_mask(2, 37, 1)
+PADDED[:, 9:29] = torch.tensor([[False], [True]])  # all that one of three or four ranks has of an example
+ONE_RANK = torch.ones(2, 37, dtype=torch.bool)
+ONE_RANK[:, :3] = ONE_RANK[:, 9:29] = False
+NO_KEY = random_mask(2, 37, 2)
+NO_KEY[1] = False
+MASKED = {"key_mask": PADDED, "query_mask": PADDED, "queries": UNEQUAL}
+OF_QUERIES = {"budget": 5, "gradient": "queries"}
+
+CASES = {
+    "cluster": Case("cluster", {"budget": 5}, certify=True),
+    "cluster-masked": Case("cluster", {"budget": 5}, certify=True, **MASKED),
+    "cluster-unequal-given": Case("cluster", {"budget": 5, "num_pilots": 3}, noise="given", queries=UNEQUAL),
+    "cluster-padding-only": Case(
+        "cluster", {"budget": 5}, key_mask=ONE_RANK, query_mask=ONE_RANK, queries=UNEQUAL, noise="generator"
+    ),
+    "cluster-no-key": Case("cluster", {"budget": 5}, key_mask=NO_KEY, query_mask=PADDED),
+    "cluster-cross": Case("cluster", {"budget": 5}, n_k=53, queries=UNEQUAL, keys=LONGER, certify=True, noise="global"),
+    "cluster-values-wider": Case("cluster", {"budget": 5}, p_v=6, **MASKED),
+    "cluster-exact": Case("cluster", {"budget": 30}, certify=True, **MASKED),
+    "cluster-all-exact": Case("cluster", {"budget": 50}, queries=UNEQUAL),
+    "cluster-no-steps": Case("cluster", {"budget": 4, "num_steps": 0, "first_order": False}, queries=UNEQUAL),
+    "cluster-accurate": Case("cluster", {"quality": "accurate", "budget": 6}, n=200, b=1),
+    "cluster-float32": Case("cluster", {"budget": 5}, dtype=torch.float32, certify=True, **MASKED),
+    "cluster-bfloat16": Case("cluster", {"budget": 5}, dtype=torch.bfloat16, queries=UNEQUAL),
+    "cluster-peaked": Case("cluster", {"budget": 5}, peak=30.0, queries=UNEQUAL),
+    "queries": Case("cluster", OF_QUERIES, n=80),
+    "queries-masked": Case("cluster", OF_QUERIES, **MASKED),
+    "queries-cross": Case("cluster", OF_QUERIES, n_k=53, p_v=6, queries=UNEQUAL, keys=LONGER),
+    "queries-some-exact": Case("cluster", {"budget": 18, "gradient": "queries"}, **MASKED),
+    "queries-float32": Case("cluster", OF_QUERIES, n=80, dtype=torch.float32),
+    "queries-bfloat16": Case("cluster", OF_QUERIES, n=80, dtype=torch.bfloat16),
+    "skeinformer": Case("skeinformer", {"budget": 5}, certify=True),
+    "skeinformer-masked": Case("skeinformer", {"budget": 5, "num_pilots": 3}, certify=True, **MASKED),
+    "skeinformer-padding-only": Case(
+        "skeinformer", {"budget": 5}, key_mask=ONE_RANK, query_mask=ONE_RANK, queries=UNEQUAL, noise="global"
+    ),
+    "skeinformer-no-key": Case("skeinformer", {"budget": 5}, key_mask=NO_KEY, noise="generator"),
+    "skeinformer-cross": Case("skeinformer", {"budget": 5}, n_k=53, p_v=6, queries=UNEQUAL, keys=LONGER, certify=True),
+    "skeinformer-exact": Case("skeinformer", {"budget": 30}, certify=True, **MASKED),
+    "skeinformer-all-exact": Case("skeinformer", {"budget": 50}, queries=UNEQUAL),
+    "skeinformer-simple": Case("skeinformer_simple_norm", {"budget": 5}, noise="given", **MASKED),
+    "skeinformer-uniform": Case("skeinformer_uniform", {"budget": 5}, certify=True, **MASKED),
+    "skeinformer-no-reuse": Case("skeinformer_no_reuse", {"budget": 5}, certify=True, **MASKED),
+    "skeinformer-queries": Case("skeinformer", {**OF_QUERIES, "num_pilots": 3}, **MASKED),
+    "skeinformer-queries-cross": Case(
+        "skeinformer_no_reuse", OF_QUERIES, n_k=53, p_v=6, queries=UNEQUAL, keys=LONGER, noise="given"
+    ),
+    "skeinformer-queries-some-exact": Case("skeinformer", {"budget": 18, "gradient": "queries"}, **MASKED),
+    "skeinformer-float32": Case("skeinformer", {"budget": 5}, dtype=torch.float32, certify=True, **MASKED),
+    "skeinformer-bfloat16": Case("skeinformer", {"budget": 5}, dtype=torch.bfloat16, queries=UNEQUAL),
+    "vmean": Case("vmean", certify=True, **MASKED),
+    "vmean-no-key": Case("vmean", key_mask=NO_KEY, dtype=torch.float32),
+    "linear_transformer": Case("linear_transformer", certify=True, **MASKED),
+    "linear_transformer-no-key": Case("linear_transformer", key_mask=NO_KEY, dtype=torch.float32),
+    "performer": Case("performer", {"budget": 8}, certify=True, **MASKED),
+    "performer-cross": Case("performer", {"budget": 8}, n_k=53, p_v=6, queries=UNEQUAL, keys=LONGER, noise="global"),
+    "performer-bfloat16": Case("performer", {"budget": 8}, dtype=torch.bfloat16, noise="given"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shares_give_what_one_process_gives(name: str, pool: Pool) -> None:
+    case = CASES[name]
+    torch.manual_seed(0)
+    expected = compute(case)
+    for ranks in range(1, WORLD + 1):
+        of_ranks = pool.run("share_of_attention", ranks, case)
+        for field, whole in expected.items():
+            parts = [result[field] for result in of_ranks]
+            for each in [np.concatenate(parts, 2)] if field in ALONG_TOKENS else parts:  # else the same on all ranks
+                assert_near(each, whole, TOLERANCE[case.dtype], f"{field} on {ranks} ranks")
+
+
+def assert_near(found: np.ndarray, expected: np.ndarray, tolerance: float, what: str) -> None:
+    assert found.shape == expected.shape, what
+    if expected.dtype.kind != "f":
+        assert (found == expected).all(), what
+        return
+    size = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0)))
+    np.testing.assert_allclose(found / size, expected / size, rtol=0, atol=tolerance, err_msg=what)

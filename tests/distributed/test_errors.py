@@ -1,0 +1,114 @@
+"""Ranks that fail, die, or ask for different things: all ranks end, with an error that says why."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from skeinformer import METHODS, build, skein_attention
+from skeinformer.distributed import RankError
+from tests.distributed.pool import Pool
+
+pytestmark = pytest.mark.xdist_group("distributed")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": 7}, "budget is 5 on ranks 0, 2 and 7 on rank 1"),
+        ({"method": "skeinformer"}, "method is Cluster on ranks 0, 2 and Skeinformer on rank 1"),
+        ({"dtype": torch.float32}, "dtype is torch.float64 on ranks 0, 2 and torch.float32 on rank 1"),
+        ({"seed": 9}, "seed is 5 on ranks 0, 2 and 9 on rank 1"),
+        ({"batch": 1}, "batch is 2 on ranks 0, 2 and 1 on rank 1"),
+        ({"generator": 4}, "noise is drawn on ranks 0, 2 and a generator on rank 1"),
+        ({"requires_grad": False}, r"gradients of is \['query', 'key', 'value'\] on ranks 0, 2 and \[\] on rank 1"),
+    ],
+)
+def test_ranks_that_disagree_are_told_about_what(change: dict[str, object], message: str, pool: Pool) -> None:
+    pool.start("disagreeing", 3, 1, change)
+    for error in pool.results(3):
+        assert isinstance(error, ValueError)
+        with pytest.raises(ValueError, match=message):
+            raise error
+
+
+@pytest.mark.parametrize(
+    ("change", "own", "message"),
+    [
+        ({"mask": 5}, ValueError, r"key_mask has shape \(2, 5\), expected \(2, 10\)"),
+        ({"method": "cluster", "budget": -1}, ValueError, "budget must be at least 1"),
+        ({"mask_dtype": torch.float32}, TypeError, "expected a boolean tensor"),
+    ],
+)
+def test_an_error_of_one_rank_ends_the_others(
+    change: dict[str, object], own: type[Exception], message: str, pool: Pool
+) -> None:
+    pool.start("disagreeing", 3, 1, change, functional=True)
+    for rank, error in enumerate(pool.results(3)):
+        kind = own if rank == 1 else RankError
+        assert type(error) is kind
+        with pytest.raises(kind, match=message if rank == 1 else f"rank 1 of 3 raised {own.__name__}: .*{message}"):
+            raise error
+
+
+def test_a_mask_that_differs_between_ranks_is_found_where_it_is_divided(pool: Pool) -> None:
+    pool.start("shard_of_different_masks", 3)
+    for error in pool.results(3):
+        with pytest.raises(ValueError, match=r"tensor 1 of shard differs between ranks: bool .* on ranks 0, 1 and"):
+            raise error
+
+
+def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
+    own = Pool(tmp_path, 3, timeout=20)
+    own.run("ready", 3)
+    own.start("dies", 3, 2)
+    for rank, error in enumerate(own.results(2)):
+        assert type(error) is RankError
+        with pytest.raises(RankError, match=f"rank {rank} of 3 waited in vain in the exchange 'shares'"):
+            raise error
+    own.processes[2].join(10)
+    assert own.processes[2].exitcode == -signal.SIGKILL
+    own.stop()
+
+
+def test_a_rank_that_does_not_come_ends_the_others_in_time(tmp_path: Path) -> None:
+    own = Pool(tmp_path, 2, timeout=2)
+    own.run("ready", 2)
+    own.start("absent", 2, 1)
+    error, absent = own.results(2)
+    assert absent == "elsewhere"
+    with pytest.raises(RankError, match="did not come here within the group's timeout"):
+        raise error
+    own.stop()
+
+
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if not row.sequence_parallel])
+def test_a_method_that_takes_no_group_names_those_that_do(method: str) -> None:
+    with pytest.raises(ValueError, match=f"{method!r} takes no group.* vmean, performer, .*, cluster take one"):
+        build(method, head_dim=4, max_len=8, group=object())
+
+
+def test_methods_that_take_a_group_are_those_with_a_form_for_shares() -> None:
+    for name, row in METHODS.items():
+        assert row.make.takes_group() or not row.sequence_parallel
+        if row.make.takes_group() and name != "skeinformer_no_norm":
+            assert row.sequence_parallel
+
+
+def test_wrong_groups(pool: Pool) -> None:
+    q = torch.randn(1, 1, 5, 4)
+    with pytest.raises(ValueError, match=r"torch\.distributed is not initialized; call init_process_group first"):
+        skein_attention(q, q, q, budget=2, group=object())
+    results = pool.run("wrong_groups", 2)
+    assert results[0] == results[1]
+    one, two, three = results[0]
+    assert "group must be a torch.distributed.ProcessGroup or a one-dimensional DeviceMesh, got str" in one
+    assert "DeviceMesh of 2 dimensions ('data', 'sequence'); give the one along which" in two
+    assert "row_norm='none'" in three
+
+
+def test_pickled_modules_say_that_their_group_is_gone(pool: Pool) -> None:
+    for message, same in pool.run("pickled", 1):
+        assert "a process group cannot be" in message
+        assert same

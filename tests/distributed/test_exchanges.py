@@ -1,0 +1,54 @@
+"""What is exchanged: how often, how much, and that it does not depend on the number of tokens."""
+
+from pathlib import Path
+
+import pytest
+
+from skeinformer.attention.sharded.traffic import cluster_exchanges, ring_bytes, table, ulysses_bytes
+from tests.distributed.cases import Case
+from tests.distributed.pool import Pool
+
+pytestmark = pytest.mark.xdist_group("distributed")
+
+MOST = {"cluster": (6, 4), "skeinformer": (5, 4), "skeinformer_uniform": (3, 1), "vmean": (2, 1), "performer": (3, 1)}
+
+
+@pytest.mark.parametrize("method", MOST)
+def test_collectives_are_few_and_of_one_size_whatever_n(method: str, pool: Pool) -> None:
+    gradients = ["keys", "queries"] if method in ("cluster", "skeinformer") else [None]
+    for gradient in gradients:
+        options = {"budget": 5} if gradient is None else {"budget": 5, "gradient": gradient}
+        seen = [pool.run("counted", 3, Case(method, options, n=n, b=1)) for n in (300, 1500)]
+        for forward, backward in (result for run in seen for result in run):
+            assert len(forward) <= MOST[method][0], forward
+            assert len(backward) <= MOST[method][1], backward
+        assert all(result == seen[0][0] for run in seen for result in run)
+
+
+@pytest.mark.parametrize("gradient", ["keys", "queries"])
+def test_the_formulas_are_what_is_counted(gradient: str, pool: Pool) -> None:
+    case = Case("cluster", {"budget": 5, "num_pilots": 3, "gradient": gradient}, n=300, p=8)
+    for ranks in (1, 2, 4):
+        found = pool.run("counted", ranks, case)[0]
+        expected = cluster_exchanges(
+            ranks, budget=5, num_pilots=3, width=8, batch=2, heads=2, item=8, from_queries=gradient == "queries"
+        )
+        assert [[tuple(x) for x in part] for part in found] == [[tuple(x) for x in part] for part in expected]
+
+
+@pytest.mark.slow
+def test_torch_counts_the_same_collectives(pool: Pool) -> None:
+    for counts in pool.run("counted_by_torch", 2, Case("cluster", {"budget": 5}, n=300)):
+        assert counts == {"gather": 4, "sum": 4}  # forward and backward
+
+
+def test_the_table_in_the_documentation_is_of_the_formulas() -> None:
+    page = Path(__file__).parents[2] / "docs" / "distributed.md"
+    assert table() in page.read_text()
+
+
+def test_what_others_exchange() -> None:
+    # n = 4, R = 2, p = 1, one byte: forward K and V of 2 tokens, backward these and their gradients
+    assert ring_bytes(4, 2, 1, 1) == 3 * 2 * 2
+    # of 2 tokens one goes to the other rank: Q, K, V, the output, and their gradients
+    assert ulysses_bytes(4, 2, 1, 1) == 8
