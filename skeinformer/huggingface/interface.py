@@ -47,6 +47,11 @@ def attention_forward(
     reason = why_exact(settings, sizes, module, query, key, attention_mask, is_causal, kwargs)
     if not torch.compiler.is_compiling():
         _report(settings, module, reason, dropout)
+    if reason is not None and settings.group is not None:
+        raise ValueError(
+            f"attn_implementation={settings.name!r} has a group, and this layer would be exact ({reason}): it would "
+            "see the tokens of its own rank only; register without a group for this model"
+        )
     if reason is not None:
         rest = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **kwargs}
         return exact_forward(module, query, key, value, attention_mask, rest), None

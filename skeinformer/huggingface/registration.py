@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer.attention import METHODS
+from skeinformer.distributed.group import Group
 from skeinformer.huggingface.interface import attention_forward, warn_again
 from skeinformer.huggingface.rules import padding_mask
 from skeinformer.huggingface.settings import Settings, available, option_names
@@ -24,6 +25,7 @@ def register(
     seed: int | None = 0,
     decoder_cross_attention: bool = False,
     min_length: MinLength = AUTO,
+    group: Any = None,
     **options: object,
 ) -> tuple[str, ...]:
     """Make `skein` and the other names known to transformers, and return those that this call has set.
@@ -36,6 +38,8 @@ def register(
     global state. decoder_cross_attention: sketch the cross-attention of decoders too. It is exact by default: which
     keys are chosen depends on all queries, so that an earlier token would see a little of the later ones. min_length:
     layers with fewer queries or keys are exact; "auto" are those that a sketch would not make faster, and 0 is none.
+    group: every rank passes its share of the tokens; only methods that take one are set, and no layer is exact
+    (docs/distributed.md).
     """
     if method is not None:
         lookup("attention", method, METHODS)
@@ -43,11 +47,14 @@ def register(
             raise ValueError(f"{method!r} cannot stand in for a model's attention: {reason}")
     check_flag("decoder_cross_attention", decoder_cross_attention)
     check_min_length(min_length)
+    shared = None if group is None else Group.of(group)
     chosen = list(available()) if method is None else [method]
+    if method is None and shared is not None:
+        chosen = [name for name in chosen if METHODS[name].sequence_parallel]
     known = {name for other in chosen for name in option_names(other)}
     check_options("register" if method is None else f"attention {method!r}", options, sorted(known))
     told = (budget, seed, decoder_cross_attention, min_length)
-    found = [read_settings(other, *told, options) for other in chosen]
+    found = [read_settings(other, *told, options, shared) for other in chosen]
     for settings in found:
         REGISTERED[settings.name] = settings
         AttentionInterface.register(settings.name, partial(attention_forward, settings))
@@ -63,13 +70,14 @@ def read_settings(
     decoder_cross_attention: bool,
     min_length: MinLength,
     options: dict[str, Any],
+    group: Group | None = None,
 ) -> Settings:
     """The settings of one method, of whose options some may be given; or an error that names what is wrong."""
     own = option_names(method)
     kept = tuple((name, hashable(value)) for name, value in options.items() if name in own)
-    Settings(method, budget, seed, decoder_cross_attention, min_length, kept).build()  # raises for a wrong value
-    whole = None if budget is None else index(budget)
-    return Settings(method, whole, seed, decoder_cross_attention, min_length, kept)
+    told = (decoder_cross_attention, min_length, kept, group)
+    Settings(method, budget, seed, *told).build()  # raises for a wrong value
+    return Settings(method, None if budget is None else index(budget), seed, *told)
 
 
 def unregister() -> tuple[str, ...]:

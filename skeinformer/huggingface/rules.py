@@ -142,7 +142,7 @@ def why_exact(
         return "sliding window"
     if attention_mask is not None and as_padding(attention_mask) is None:
         return "mask is more than padding"
-    if query.shape[-2] == 1:
+    if query.shape[-2] == 1 and settings.group is None:
         return "one query"
     crosses = is_cross_attention(module, query, key)
     if crosses is not False:
@@ -150,6 +150,8 @@ def why_exact(
             return "cross-attention"
         if in_decoder(module, crosses) and not settings.decoder_cross_attention:
             return "cross-attention of a decoder"
+    if settings.group is not None:
+        return None  # how many tokens there are, other ranks know
     (n, p), n_k, device = query.shape[-2:], key.shape[-2], query.device.type
     gradients = module.training or recorded(query, key)
     return decision.why_exact(settings.min_length, n, n_k, *sizes, p, gradients, settings.method, device)

@@ -6,6 +6,7 @@ from typing import Any
 
 from skeinformer.attention import METHODS, Attention, Method, build
 from skeinformer.attention.seeds import layer_seed
+from skeinformer.distributed.group import Group
 from skeinformer.nn.decision import AUTO, MinLength
 from skeinformer.nn.functional import left_out
 
@@ -28,6 +29,8 @@ class Settings:
     """Shorter calls are exact; "auto" are those where the sketch would not win."""
     options: Given = ()
     """Those of the method."""
+    group: Group | None = None
+    """The ranks that share a sequence."""
     option_names: frozenset[str] = field(init=False, compare=False)
     """What a call may change by keyword."""
 
@@ -58,7 +61,7 @@ class Settings:
         if "scale" in self.row.option_names():
             options["scale"] = scale
         options["seed"] = layer_seed(options["seed"], layer)
-        module = build(self.method, head_dim=head_dim, **options)
+        module = build(self.method, head_dim=head_dim, group=self.group, **options)
         if any(True for _ in module.parameters()):
             raise ValueError(f"{self.method!r} with these options has parameters of its own, which nothing has trained")
         return module

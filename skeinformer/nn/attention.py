@@ -27,7 +27,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     parameters. Without a seed of yours evaluation is deterministic (`seed=0`); training draws anew at every call.
     A call with fewer queries or keys than `min_length` is computed exactly; "auto" are those that a sketch would not
     make faster, by `skeinformer.nn.worth_sketching`, and none for a method with parameters. So is a call with no more
-    keys than the budget, by methods that are exact there.
+    keys than the budget, by methods that are exact there. With `group=` tokens are divided among its ranks, each rank
+    passes its share, and every call is computed by the method (docs/distributed.md).
 
     What differs from torch:
       - `need_weights` is False unless given, and the result is (output, None): no weights are formed.
@@ -161,6 +162,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Why a call with these heads, (b, h, n, p), is computed exactly, or None where the method computes it."""
         if not isinstance(self.attention, Attention) or next(self.attention.parameters(), None) is not None:
             return None  # a method with parameters would never be trained
+        if self.attention.group is not None:
+            return None  # other ranks hold tokens too
         gradients = self.training or recorded(q, k, v)
         (n, p), n_k, device = q.shape[-2:], k.shape[-2], q.device.type
         return why_exact(self.min_length, n, n_k, *sizes_of(self.attention), p, gradients, self.method, device)
@@ -231,6 +234,11 @@ def build_attention(layer: nn.MultiheadAttention, method: str, **options: Any) -
         raise ValueError(
             f"{method!r} is a pattern over the positions of one sequence, and add_bias_kv and add_zero_attn add keys "
             "that have none; build without them, or choose a method that takes cross-attention"
+        )
+    if options.get("group") is not None and adds_keys(layer):
+        raise ValueError(
+            "add_bias_kv and add_zero_attn add keys that are no tokens: with a group every rank would add them; build "
+            "without them"
         )
     if drops_weights(method):
         options = {"dropout": layer.dropout, **options}

@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.inputs import DTYPES
 from skeinformer.attention.seeds import layer_seed
+from skeinformer.distributed.group import Group
 from skeinformer.nn.attention import (
     DropoutNotice,
     MultiheadAttention,
@@ -106,6 +107,7 @@ def convert(
     decoder_cross_attention: bool = False,
     self_attention: bool | None = None,
     min_length: MinLength = AUTO,
+    group: Any = None,
     **options: Any,
 ) -> Conversion:
     """Let every `nn.MultiheadAttention` in `model` attend by `method`, in place; the report says what changed.
@@ -114,7 +116,8 @@ def convert(
     i has the seed `seed * 1009 + i` (0 unless given; None draws anew in evaluation too). `filter` chooses layers: a
     predicate on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes options.
     `self_attention` is that of the layer, None leaves it as it was; a decoder's cross-attention is never told. Calls
-    shorter than `min_length` stay exact; "auto" are those that a sketch would not make faster, and 0 sketches all.
+    shorter than `min_length` stay exact; "auto" are those that a sketch would not make faster, and 0 sketches all. With
+    a `group` every rank passes its share of the tokens, and no call stays exact (docs/distributed.md).
 
     Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal, and
     its cross-attention, unless the method goes row by row or `decoder_cross_attention` says so; subclasses with a
@@ -125,11 +128,13 @@ def convert(
     check_min_length(min_length)
     layers, aliases = attention_layers(model)
     left = reasons(model, layers, choose(layers, aliases, filter), method, decoder_cross_attention)
+    shared = {} if group is None else {"group": share_layers(group, left)}
     attentions: dict[str, Attention] = {}
     seed = options.get("seed", 0)
     for index, (name, layer) in enumerate(layers.items()):
         if name not in left:
-            attentions[name] = build_attention(layer, method, **{**options, "seed": layer_seed(seed, index)})
+            own = {**options, **shared, "seed": layer_seed(seed, index)}
+            attentions[name] = build_attention(layer, method, **own)
     notice = DropoutNotice()
     crossing = {id(decoder.multihead_attn) for decoder in decoders(model)}
     for name, attention in attentions.items():
@@ -139,6 +144,8 @@ def convert(
     notes = [f"{alias} is the same layer as {_shown(name)}" for alias, name in aliases.items()]
     changed = {name: (layers[name], attention) for name, attention in attentions.items()}
     notes += notes_on(model, method, changed, min_length)
+    if shared:
+        notes.append(f"tokens are divided among {shared['group'].size} ranks: every call attends by {method}")
     if not layers:
         notes.append(other_ways(model))
         warnings.warn(f"nothing was converted: {notes[-1]}", stacklevel=2)
@@ -259,6 +266,16 @@ def reasons(
         if reason is not None:
             left[name] = reason
     return left
+
+
+def share_layers(group: Any, left: Mapping[str, str]) -> Group:
+    """The group, where all layers take it: one that is left alone would attend to the tokens of its own rank only."""
+    for name, reason in left.items():
+        raise ValueError(
+            f"{_shown(name)} would stay as it is ({reason}), and with a group it would attend to the tokens of its own "
+            "rank only; convert every attention layer, or none"
+        )
+    return Group.of(group)
 
 
 def decoders(model: nn.Module) -> list[nn.TransformerDecoderLayer]:
