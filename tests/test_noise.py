@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skeinformer.noise import SMALLEST, from_generator, from_seed, gumbel, integer, normal, sign
+from skeinformer.noise import SMALLEST, Window, from_generator, from_seed, gumbel, integer, normal, sign
 from tests.helpers import generator
 
 COUNT = 20_000
@@ -202,3 +202,21 @@ def test_a_compiled_graph_holds_each_hash_as_one_operation() -> None:
     hashes = [node for node in graphs[0].graph.nodes if "skeinformer.scramble" in str(node.target)]
     assert len(hashes) == 3  # of the head, of the number's place, of the number
     assert len(graphs[0].graph.nodes) < 40
+
+
+@pytest.mark.parametrize("source", ["seed", "generator"])
+def test_a_window_has_the_numbers_of_its_places_in_the_whole(source: str) -> None:
+    def draws(windows: list[Window | None], one: int, other: int) -> list[Tensor]:
+        if source == "seed":
+            rand = from_seed((2, 3), 7, windows=windows)
+        else:
+            rand = from_generator((2, 3), generator=generator(7), windows=windows)
+        return [rand(one), rand(2, 4), rand(other)]
+
+    first, second, third = draws([], 50, 30)
+    for start, length in ((0, 50), (20, 13), (50, 0)):
+        windows = [Window(start, 50), None, Window(4, 30)]
+        found = draws(windows, length, 5)
+        assert torch.equal(found[0], first[..., start : start + length])
+        assert torch.equal(found[1], second)
+        assert torch.equal(found[2], third[..., 4:9])

@@ -35,6 +35,8 @@ def choose_budget(
     for reserved in ("budget", "return_info", "noise"):
         if reserved in options:
             raise TypeError(f"choose_budget sets {reserved!r} itself; leave it out")
+    if options.get("group") is not None:
+        raise ValueError("choose_budget works in one process, on tokens that are all here; leave the group out")
     prepare(query, key, value)
     d, n, reached = 1, key.shape[-2], float("inf")
     while d < n:

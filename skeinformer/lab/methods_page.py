@@ -19,7 +19,8 @@ Every attention of the table is `build(name, head_dim=..., max_len=None, budget=
 that takes query, key and value of shape (batch, heads, tokens, width), the masks `key_mask` and `query_mask` (boolean,
 True = real), and `noise` or `generator`. `budget` is the one size that is equal for all methods, and None is a method's
 own default; an option that sets the size (a window, a block) stands in its place. A caller's option wins over one that
-a row sets. `skein methods` prints the table; [flops.md](flops.md) counts the operations.
+a row sets. Some also take a `group` of processes ([distributed.md](distributed.md)). `skein methods` prints the table;
+[flops.md](flops.md) counts the operations.
 
 ```python
 import torch
@@ -85,6 +86,7 @@ def section(name: str, method: Method, first: str, first_method: Method) -> Iter
         f"Exact at full budget: {method.exact}",
         f"Masks: {method.masks}",
         f"{'Random' if method.random else 'Deterministic'}, {attention}",
+        *(["Takes a `group`: [one sequence over several processes](distributed.md)"] * method.sequence_parallel),
     ]
     yield "\n".join(f"- {escape(fact)}" for fact in facts)
     if method.page is not None:

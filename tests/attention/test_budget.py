@@ -177,6 +177,11 @@ def test_reserved_options(reserved: str) -> None:
         choose_budget(*tensors(1, 1, 9), tolerance=0.1, **{reserved: 4})
 
 
+def test_a_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="choose_budget works in one process"):
+        choose_budget(*tensors(1, 1, 9), tolerance=0.1, group=object())
+
+
 def test_bad_inputs_are_named() -> None:
     q, k, v = tensors(1, 1, 9)
     with pytest.raises(ValueError, match="key has shape"):

@@ -56,6 +56,9 @@ def compute(case: Case, group: Any = None) -> Result:
     q, k, v = (
         x.detach()[:, :, at].requires_grad_() for x, at in zip(whole, (of_queries, of_keys, of_keys), strict=True)
     )
+    if case.key_mask is not None:  # what is padding is never seen
+        padding = ~case.key_mask[:, None, of_keys, None]
+        k, v = (x.detach().masked_fill(padding, torch.nan).requires_grad_() for x in (k, v))
     masks = {
         name: None if mask is None else mask[:, at]
         for name, mask, at in (("key_mask", case.key_mask, of_keys), ("query_mask", case.query_mask, of_queries))
@@ -193,3 +196,59 @@ def pickled(group: Any) -> tuple[str, bool]:
     except RuntimeError as error:
         return str(error), same
     return "", same
+
+
+def shard_and_gather(group: Any) -> dict[str, Any]:
+    whole = torch.arange(20).view(2, 10)
+    ids, none = distributed.shard(whole, None, group=group)
+    unequal = distributed.shard(whole, group=group, lengths=(1, 0, 9))
+    wrong = ""
+    try:
+        distributed.shard(whole, group=group, lengths=(1, 9))
+    except ValueError as error:
+        wrong = str(error)
+    back = distributed.gather(unequal, group)
+    return {**as_arrays({"ids": ids, "unequal": unequal, "back": back}), "none": none is None, "wrong": wrong}
+
+
+def losses(group: Any) -> dict[str, Any]:
+    x = torch.randn(2, 10, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.arange(10) < torch.tensor([[7], [0]])
+    x, mask = distributed.shard(x, mask, group=group, lengths=(2, 0, 8))
+    x.requires_grad_()
+    mean, token = distributed.mean_over_tokens(x, mask, group), distributed.token_at(x, 6, group)
+    loss = mean.square().sum() + token.square().sum() + distributed.gather(x, group).pow(3).sum()
+    loss.backward()
+    wrong = ""
+    try:
+        distributed.token_at(x, 10, group)
+    except ValueError as error:
+        wrong = str(error)
+    return {**as_arrays({"mean": mean, "token": token, "gradient": x.grad}), "wrong": wrong}
+
+
+def averaged(group: Any) -> dict[str, Any]:
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1, bias=False), "unused": torch.nn.Linear(2, 1)})
+    if distributed.Group.of(group).rank == 0:
+        model["used"](torch.ones(1, 2)).sum().backward()
+    distributed.average_gradients(model, group)
+    return {name: None if layer.weight.grad is None else layer.weight.grad.numpy() for name, layer in model.items()}
+
+
+def drawn_twice(group: Any, case: Case) -> list[Result]:
+    """Two calls, where ranks have different random states."""
+    from skeinformer.attention.sharded import settle
+
+    before, settle.COUNTED = settle.COUNTED, 0 if distributed.Group.of(group).size == 1 else settle.COUNTED
+    torch.manual_seed(distributed.Group.of(group).rank)
+    try:
+        return [compute(case, group), compute(case, group)]
+    finally:
+        settle.COUNTED = before
+
+
+def plainly(group: Any, case: Case) -> Result:
+    from skeinformer.kernels.choice import plain_forms
+
+    with plain_forms():
+        return compute(case, group)

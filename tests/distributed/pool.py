@@ -21,12 +21,15 @@ TIMEOUT = 60  # seconds: nothing here takes as long, and a test that hangs must 
 
 def context() -> Any:
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["torch.fx.experimental.symbolic_shapes", "tests.distributed.cases"])
+    made.set_forkserver_preload(["torch.fx.experimental.symbolic_shapes", "tests.distributed.models"])
     return made
 
 
 class Pool:
-    """`run("case", world, ...)` calls `cases.case(group, ...)` on the first `world` ranks and returns all results."""
+    """`run("case", world, ...)` calls `cases.case(group, ...)` on the first `world` ranks and returns all results.
+
+    of: another module of this folder than `cases`.
+    """
 
     def __init__(self, folder: Path, world: int = WORLD, timeout: float = TIMEOUT) -> None:
         made, self.pipes, self.processes = context(), [], []
@@ -38,16 +41,16 @@ class Pool:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def start(self, case: str, world: int, *arguments: Any, **options: Any) -> None:
+    def start(self, case: str, world: int, *arguments: Any, of: str = "cases", **options: Any) -> None:
         for rank in range(world):
-            self.pipes[rank].send((case, world, arguments, options))
+            self.pipes[rank].send((of, case, world, arguments, options))
 
     def results(self, world: int) -> list[Any]:
         """What each rank returns: a result, or the exception that it raised."""
         return [self.pipes[rank].recv() if self.pipes[rank].poll(TIMEOUT) else TimeoutError() for rank in range(world)]
 
-    def run(self, case: str, world: int, *arguments: Any, **options: Any) -> list[Any]:
-        self.start(case, world, *arguments, **options)
+    def run(self, case: str, world: int, *arguments: Any, of: str = "cases", **options: Any) -> list[Any]:
+        self.start(case, world, *arguments, of=of, **options)
         results = self.results(world)
         for result in results:
             if isinstance(result, BaseException):
@@ -68,15 +71,14 @@ def work(pipe: Connection, rank: int, world: int, store: str, timeout: float) ->
     limit = timedelta(seconds=timeout)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=limit)
     groups = {size: dist.new_group(list(range(size)), timeout=limit) for size in range(1, world + 1)}
-    cases = import_module("tests.distributed.cases")
     while True:
         try:
-            case, size, arguments, options = pipe.recv()
+            of, case, size, arguments, options = pipe.recv()
         except (EOFError, OSError):
             return
         torch.manual_seed(0)
         try:
-            result: Any = getattr(cases, case)(groups[size], *arguments, **options)
+            result: Any = getattr(import_module(f"tests.distributed.{of}"), case)(groups[size], *arguments, **options)
         except Exception as error:
             error.add_note(traceback.format_exc())
             result = error

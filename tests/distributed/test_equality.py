@@ -10,7 +10,7 @@ from tests.helpers import random_mask
 
 pytestmark = pytest.mark.xdist_group("distributed")
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 3e-2}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}
 ALONG_TOKENS = {"output", "dq", "dk", "dv", "assignment", "log_probability"}
 UNEQUAL = {1: (37,), 2: (30, 7), 3: (3, 33, 1), 4: (9, 0, 20, 8)}
 LONGER = {1: (53,), 2: (5, 48), 3: (20, 0, 33), 4: (1, 30, 2, 20)}
@@ -39,6 +39,7 @@ CASES = {
     "cluster-accurate": Case("cluster", {"quality": "accurate", "budget": 6}, n=200, b=1),
     "cluster-float32": Case("cluster", {"budget": 5}, dtype=torch.float32, certify=True, **MASKED),
     "cluster-bfloat16": Case("cluster", {"budget": 5}, dtype=torch.bfloat16, queries=UNEQUAL),
+    "cluster-float16": Case("cluster", {"budget": 5}, dtype=torch.float16, queries=UNEQUAL),
     "cluster-peaked": Case("cluster", {"budget": 5}, peak=30.0, queries=UNEQUAL),
     "queries": Case("cluster", OF_QUERIES, n=80),
     "queries-masked": Case("cluster", OF_QUERIES, **MASKED),

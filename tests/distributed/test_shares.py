@@ -1,0 +1,70 @@
+"""Shares divided and put together, and what losses need of all ranks."""
+
+import numpy as np
+import pytest
+import torch
+
+from skeinformer.distributed import share_lengths
+from tests.distributed.cases import Case, compute
+from tests.distributed.pool import Pool
+from tests.distributed.test_equality import assert_near
+
+pytestmark = pytest.mark.xdist_group("distributed")
+
+
+def test_lengths_are_as_equal_as_possible() -> None:
+    assert share_lengths(10, 4) == (3, 3, 2, 2)
+    assert share_lengths(2, 4) == (1, 1, 0, 0)
+
+
+def test_shard_and_gather(pool: Pool) -> None:
+    for rank, found in enumerate(pool.run("shard_and_gather", 3)):
+        assert found["ids"].shape == (2, (4, 3, 3)[rank])
+        assert found["unequal"].shape == (2, (1, 0, 9)[rank])
+        assert found["none"]
+        np.testing.assert_array_equal(found["back"], np.arange(20).reshape(2, 10))
+        assert "must be one for each of 3 ranks and sum to the 10 tokens" in found["wrong"]
+
+
+def test_what_losses_need_has_the_gradient_of_one_process(pool: Pool) -> None:
+    x = torch.randn(2, 10, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(10) < torch.tensor([[7], [0]])
+    mean = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+    token = x[:, 6]
+    loss = mean.square().sum() + token.square().sum() + x.pow(3).sum()
+    loss.backward()
+    results = pool.run("losses", 3)
+    for found in results:
+        assert_near(found["mean"], mean.detach().numpy(), 1e-12, "mean")
+        assert_near(found["token"], token.detach().numpy(), 1e-12, "token")
+    assert x.grad is not None
+    # the gradient is that of the sum of the three losses, which are all the same
+    assert_near(np.concatenate([found["gradient"] for found in results], 1) / 3, x.grad.numpy(), 1e-12, "gradient")
+    assert "position=10 is not among the 10 tokens" in results[0]["wrong"]
+
+
+def test_average_gradients_leaves_none_where_no_rank_has_one(pool: Pool) -> None:
+    for found in pool.run("averaged", 2):
+        np.testing.assert_allclose(found["used"], [[0.5, 0.5]])
+        assert found["unused"] is None
+
+
+@pytest.mark.parametrize("method", ["cluster", "performer"])
+def test_ranks_of_different_random_states_draw_alike(method: str, pool: Pool) -> None:
+    case = Case(method, {"budget": 5}, noise="global", certify=True)
+    one, two = (pool.run("drawn_twice", ranks, case) for ranks in (1, 3))
+    for found in two:
+        for name in ("error", *(["pilots"] if method == "cluster" else [])):
+            for call in range(2):
+                assert_near(found[call][name], one[0][call][name], 1e-9, name)
+    assert (one[0][0]["error"] != one[0][1]["error"]).all()
+
+
+@pytest.mark.parametrize("gradient", ["keys", "queries"])
+def test_plain_forms_over_shares(gradient: str, pool: Pool) -> None:
+    """What other devices take."""
+    case = Case("cluster", {"budget": 5, "gradient": gradient}, n=60)
+    expected = compute(case)
+    parts = pool.run("plainly", 3, case)
+    for name, whole in expected.items():
+        assert_near(np.concatenate([part[name] for part in parts], 2), whole, 1e-9, name)
