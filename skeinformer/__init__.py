@@ -1,6 +1,6 @@
 """Sketched self-attention: softmax attention over long sequences in linear time, with a measured error."""
 
-from skeinformer import nn
+from skeinformer import distributed, nn
 from skeinformer.attention import (
     METHODS,
     Attention,
@@ -36,6 +36,7 @@ __all__ = [
     "cluster_attention",
     "compare",
     "convert",
+    "distributed",
     "draw",
     "nn",
     "restore",
