@@ -27,7 +27,7 @@ HARMLESS = {
     # used before attention, or by other kernels for their speed
     *("position_embeddings", "deterministic", "max_length_q", "max_length_k"),
 }
-CAUSAL = "causal"
+CAUSAL, BY_CHOICE = "causal", "exact by the verdict"
 LOOKED_AT = {"position_bias", "sliding_window", "output_attentions"}
 # arguments that change the result and that sdpa would ignore or refuse
 UNKNOWN_TO_SDPA = {
@@ -62,10 +62,11 @@ def padding_mask(
     allow_is_bidirectional_skip: bool = False,
     **options: Any,
 ) -> Tensor | None:
-    """The mask of a bidirectional layer as it is, (b, n_k), True = real; for any other pattern what `sdpa` would get.
+    """The mask of a bidirectional layer, (b, 1, 1, n_k), True = real; for any other pattern what `sdpa` would get.
 
-    O(n) where the layer will be sketched. A pattern (causal, a window, packed sequences) is a mask of four dimensions,
-    or None where the kernel's own causal mask does. So is the mask of a model that asks for all of it, to change it.
+    Both are what `sdpa` takes, so that a layer of the model that is set to it is right too. O(n) where a layer will be
+    sketched. A pattern (causal, a window, packed sequences) has a row for each query, or None where the kernel's own
+    causal mask does. So is the mask of a model that asks for all of it, to change it.
     """
     if attention_mask is not None and attention_mask.dim() != 2:
         raise ValueError(
@@ -75,7 +76,7 @@ def padding_mask(
         if attention_mask is None:
             return None
         if kv_offset == 0 and attention_mask.shape == (attention_mask.shape[0], kv_length):
-            return attention_mask
+            return attention_mask.bool()[:, None, None]
     options |= {"kv_length": kv_length, "kv_offset": kv_offset, "use_vmap": use_vmap, "attention_mask": attention_mask}
     options["allow_is_bidirectional_skip"] = allow_is_bidirectional_skip
     if mask_function is not None:
@@ -107,15 +108,14 @@ def refuse(
         if window is not None and window < key.shape[-2]:
             raise ValueError(f"a layer has a window of {window} keys, but its mask does not say so; use 'sdpa'")
         return
-    if attention_mask.dim() == 4:
-        return
     expected = (query.shape[0], key.shape[-2])
-    if attention_mask.shape != expected or attention_mask.is_floating_point():
+    if attention_mask.dim() != 4 and (attention_mask.shape != expected or attention_mask.is_floating_point()):
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)} and dtype {attention_mask.dtype}; expected a "
             f"boolean mask of shape {expected} = (batch, keys), True = real, or one of four dimensions for 'sdpa'"
         )
-    if window is not None:
+    rows = attention_mask.dim() == 4 and (query.shape[-2] == 1 or as_padding(attention_mask) is None)
+    if window is not None and not rows:
         raise ValueError(f"a layer has a window of {window} keys, but its mask is only one of padding; use 'sdpa'")
 
 
@@ -133,6 +133,8 @@ def why_exact(
 
     sizes: d of the call, None where another option sets it, and the number of pilots.
     """
+    if settings.row.exact_from == 0:
+        return BY_CHOICE
     # as transformers has it: a layer that does not say is causal
     if getattr(module, "is_causal", True) if is_causal is None else is_causal:
         return CAUSAL
