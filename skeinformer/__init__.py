@@ -13,10 +13,11 @@ from skeinformer.attention import (
     cluster_attention,
     skein_attention,
 )
-from skeinformer.compare import compare
+from skeinformer.compare import apply, compare
 from skeinformer.nn.convert import Conversion, convert, restore
 from skeinformer.nn.functional import scaled_dot_product_attention
 from skeinformer.nn.scope import sketched
+from skeinformer.nn.verdict import Verdict
 from skeinformer.sketch import SKETCHES, Sketch, draw
 
 __version__ = "0.1.0"
@@ -31,6 +32,8 @@ __all__ = [
     "SkeinInfo",
     "SkeinNoise",
     "Sketch",
+    "Verdict",
+    "apply",
     "build",
     "choose_budget",
     "cluster_attention",

@@ -16,9 +16,19 @@ DECODER = (("decoder_attention_mask", True), ("tgt_key_padding_mask", False))
 OF_A_DECODER = {"decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "tgt", "tgt_key_padding_mask"}
 
 
+def check_model(model: object) -> None:
+    """Raise a TypeError unless it is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"expected a torch.nn.Module, got {type(model).__name__}; of a pipeline give its model, as pipeline.model"
+        )
+
+
 def call_model(model: nn.Module, inputs: Any) -> Any:
-    """The model on a dict, a tuple or a single argument."""
-    return model(**inputs) if isinstance(inputs, Mapping) else model(*_positional(inputs))
+    """The model on a dict, a tuple or a single argument; a dict among them is a copy, for models that write into it."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*(dict(x) if isinstance(x, dict) else x for x in _positional(inputs)))
 
 
 def named_inputs(model: nn.Module, inputs: Any) -> dict[str, Any]:
@@ -34,6 +44,8 @@ def named_inputs(model: nn.Module, inputs: Any) -> dict[str, Any]:
 def real_rows(model: nn.Module, inputs: Any, returned: Any) -> Tensor | None:
     """Which rows of what the model returns are real, (b, n), where the inputs say so; else None, which is all."""
     given = named_inputs(model, inputs)
+    for x in list(given.values()):  # a SentenceTransformer has all of them in one
+        given |= x if isinstance(x, dict) else {}
     known = {*given, *_signature(model).parameters}
     decodes = not OF_A_DECODER.isdisjoint(known) or (
         isinstance(returned, Mapping) and returned.get("encoder_last_hidden_state") is not None

@@ -18,6 +18,7 @@ from skeinformer.compare.measure import frobenius_error, interleaved, quartiles,
 from skeinformer.compare.record import Record
 from skeinformer.kernels.choice import statistics_dtype
 
+OnStep = Callable[[str], None]  # is told what is under way
 Needed = list[int | None]  # d of a whole layer, then of each head
 SCORES_AT_ONCE = 2**24  # of the rows whose entropy is taken
 
@@ -35,6 +36,8 @@ class Plan:
     """How often times are taken."""
     entropy_rows: int
     """How many rows of each head the entropy is the mean of."""
+    needed: bool = True
+    """Whether to look for the d that would be needed."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class Call:
         masks: dict[str, Any] = self._masks()
         found = [attention.certify(query, self.key, self.value, **masks) for query in self._queries()]
         return _heads([output for output, _ in found]), _heads([info.error for _, info in found])
+
+    def exact(self) -> Attention:
+        """Exact attention with the scale of the layer."""
+        return Softmax(head_dim=self.query.shape[-1], scale=self.scale).eval()
 
     def repeated(self) -> "Call":
         """With keys and values for each head of the queries."""
@@ -111,11 +118,8 @@ class Missed(NamedTuple):
 @torch.no_grad()
 def measure_call(call: Call, plan: Plan) -> list[Record]:
     """A record for the whole layer, its head None, and one for each head."""
-    exact = Softmax(head_dim=call.query.shape[-1], scale=call.scale).eval()
-    full, dtype = call.repeated(), statistics_dtype(call.query)
-    query, key, value = (x.to(dtype) for x in (full.query, full.key, full.value))
-    truth: Tensor = exact(query, key, value, key_mask=call.key_mask, query_mask=call.query_mask)
-    norm = frobenius_error(torch.zeros_like(truth), truth, call.query_mask)  # (b, h)
+    exact, full = call.exact(), call.repeated()
+    truth, norm = exact_output(call)
     attention = call.make(plan.budget)
     true, estimated = measure_errors(call, attention, truth, norm)
     needed, by_estimate = budgets_needed(call, plan, truth, norm, (true, estimated))
@@ -155,6 +159,14 @@ def measure_call(call: Call, plan: Plan) -> list[Record]:
     ]
 
 
+def exact_output(call: Call) -> tuple[Tensor, Tensor]:
+    """Exact attention of a call, (b, h, n, p_v), and its norm, (b, h)."""
+    full, dtype = call.repeated(), statistics_dtype(call.query)
+    query, key, value = (x.to(dtype) for x in (full.query, full.key, full.value))
+    truth: Tensor = call.exact()(query, key, value, key_mask=call.key_mask, query_mask=call.query_mask)
+    return truth, frobenius_error(torch.zeros_like(truth), truth, call.query_mask)
+
+
 def measure_errors(call: Call, attention: Attention, truth: Tensor, norm: Tensor) -> tuple[Missed, Missed]:
     """The true error of the method's output, and its own estimate."""
     output, error = call.certify(attention)
@@ -173,7 +185,7 @@ def budgets_needed(
     errors = at_budget[0].all()
     needed: Needed = [None] * len(errors)
     chosen: Needed = list(needed)
-    if not has_budget(plan.contender):
+    if not plan.needed or not has_budget(plan.contender):
         return needed, chosen
     least = [1 if error <= plan.tolerance else plan.budget for error in errors]
     keys = call.key.shape[-2] if call.key_mask is None else int(call.key_mask.sum(-1).max())

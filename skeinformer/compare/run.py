@@ -1,8 +1,8 @@
 """`compare`: run a model exactly, measure every attention call on the way, run it sketched, set both side by side."""
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from operator import index
 from typing import Any
@@ -11,26 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from skeinformer.compare.contender import OFFERED, Contender, has_budget, parse
-from skeinformer.compare.inputs import call_model, real_rows, seeded, warn_of_padding
-from skeinformer.compare.layers import Call, Plan, Side, measure_call
+from skeinformer.compare.inputs import call_model, check_model, real_rows, warn_of_padding
+from skeinformer.compare.layers import Call, OnStep, Plan, Side, measure_call
 from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.compare.outputs import compare_outputs, tensors_of
 from skeinformer.compare.record import Record, Value, machine
-from skeinformer.compare.result import Comparison
-from skeinformer.compare.sdpa_models import SdpaCalls
-from skeinformer.compare.text import verdicts
-from skeinformer.compare.torch_models import TorchLayers
-from skeinformer.nn.convert import attention_layers, preserved
-from skeinformer.registry import check_count, check_number
-
-OnStep = Callable[[str], None]
+from skeinformer.compare.result import Comparison, verdict_of
+from skeinformer.compare.search import CANDIDATES, Applied, measure_chosen, search_layers
+from skeinformer.compare.sides import arranged
+from skeinformer.compare.text import SEARCH, verdicts
+from skeinformer.registry import check_count, check_flag, check_number
 
 
 def compare(
     model: nn.Module,
     inputs: Any,
-    method: str = "skeinformer",
+    method: str | Sequence[str] | None = None,
     *,
+    search: bool = False,
     budget: int | None = None,
     tolerance: float = 0.3,
     rounds: int = 5,
@@ -50,7 +48,7 @@ def compare(
     module that holds some, or one that calls `F.scaled_dot_product_attention` itself, whose calls are `call 0`,
     `call 1`, ...; it is run in evaluation mode without gradients and left as it was. inputs: a dict of
     arguments, a tuple of them, or a single one. method: a name of METHODS, as in "skeinformer:num_pilots=32", with its
-    `options`; `budget` is d, None the method's own. Layer i draws by `seed * 1009 + i`.
+    `options`; None is "skeinformer". `budget` is d, None the method's own. Layer i draws by `seed * 1009 + i`.
 
     Per layer and head, on the queries, keys and values of the exact run: the true relative error, the method's own
     estimate of it, the mean entropy of `entropy_rows` attention rows, the time of both in interleaved rounds, and the
@@ -59,20 +57,24 @@ def compare(
     (found in the inputs where they have an attention_mask or src_key_padding_mask, and for the output of a decoder
     only its own), and the ratio of times. `logits` says that an output without a name is logits.
     With `show` the result is printed too.
+
+    search: choose a method and a budget for each layer, of least time such that the error of every head is at most the
+    tolerance, or exact attention; by the rule of `skeinformer.compare.search`. `method` may be several names then; None
+    is the cluster sketch and Skeinformer with 32 pilots. `skeinformer.apply(model, result)` does what the result says.
     """
-    contender, d = read_method(method, budget, options)
+    check_model(model)
+    check_flag("search", search)
+    contenders = read_methods(method, budget, options, search)
     if not check_number("tolerance", tolerance, "above 0, a relative error such as 0.3") > 0:
         raise ValueError(f"tolerance must be above 0, a relative error such as 0.3, got {tolerance}")
     for argument, count in (("rounds", rounds), ("entropy_rows", entropy_rows)):
         check_count(argument, count)
+    contender, d = contenders[0]
     plan = Plan(contender, d, tolerance, rounds, entropy_rows)
     common: Record = {
         "model": name or type(model).__name__,
         "text": text,
-        "method": contender.method,
-        "options": contender.options_text,
-        "label": contender.label,
-        "budget": d if has_budget(contender) else None,
+        **(searched_fields(contenders) if search else fields_of(contender, d)),
         "tolerance": tolerance,
         "seed": seed,
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -85,17 +87,26 @@ def compare(
         on_step(f"layer {len(before)}: {call.layer}")
         layers.extend({"kind": "compare_layer", **common, **place, **record} for record in measure_call(call, plan))
 
+    left: Mapping[str, str] = {}
+    if search:
+        found = search_layers(model, inputs, contenders, plan, seed, on_step)
+        plan, left = replace(plan, needed=False), found.left
+        measured = measure_chosen(model, inputs, contenders, found, plan, seed, on_step)
+        layers += [{"kind": "compare_layer", **common, **record} for record in measured]
     with ExitStack() as stack:
         sides = stack.enter_context(arranged(model, contender, plan.budget, seed))
         stack.enter_context(torch.no_grad())
-        for side in sides:
-            side.watched(observe)
-        call_model(model, inputs)
-        left = {layer: reason for side in sides for layer, reason in side.left.items()}
+        if not search:
+            for side in sides:
+                side.watched(observe)
+            call_model(model, inputs)
+            left = {layer: reason for side in sides for layer, reason in side.left.items()}
         if not layers:
             reasons = "; ".join(f"{layer}: {reason}" for layer, reason in left.items()) or "it has none that we know"
             raise ValueError(f"no attention layer of {type(model).__name__} would be sketched: {reasons}")
         on_step("the whole model")
+        if search:
+            sides = [Applied(model, sides, verdict_of(common, layers, left))]
         whole = compare_runs(model, inputs, sides, mask, rounds, logits)
     shown = "; ".join(f"{layer}: {reason}" for layer, reason in left.items())
     record: Record = {"kind": "compare_model", **common, **summarize(layers), **whole, "rounds": rounds, "left": shown}
@@ -103,6 +114,43 @@ def compare(
     if show:
         result.print()
     return result
+
+
+def read_methods(
+    method: str | Sequence[str] | None, budget: int | None, options: Mapping[str, Any], search: bool
+) -> list[tuple[Contender, int]]:
+    """The contenders, each with its d. In a search one that was given its size keeps it among its options."""
+    if not search:
+        if method is not None and not isinstance(method, str):
+            raise TypeError(f"method must be one name, got {method!r}; several are for search=True")
+        return [read_method("skeinformer" if method is None else method, budget, options)]
+    if budget is not None:
+        raise ValueError(f"search=True chooses the budget of each layer; leave out budget={budget}, or search")
+    names = CANDIDATES if method is None else [method] if isinstance(method, str) else method
+    if not names:
+        raise ValueError("method is empty; give at least one name")
+    found = {}
+    for one in names:
+        contender, d = read_method(one, None, options)
+        sized = "budget" in dict(parse(one).options) or "budget" in options
+        found[Contender(contender.method, (("budget", d), *contender.options)) if sized else contender] = d
+    return list(found.items())
+
+
+def fields_of(contender: Contender, budget: int) -> Record:
+    """What records say of the method."""
+    return {
+        "method": contender.method,
+        "options": contender.options_text,
+        "label": contender.label,
+        "budget": budget if has_budget(contender) else None,
+    }
+
+
+def searched_fields(contenders: Sequence[tuple[Contender, int]]) -> Record:
+    """What records say of the methods among which was chosen."""
+    specs = " ".join(contender.spec for contender, _ in contenders)
+    return {"method": SEARCH, "options": specs, "label": f"Search among {specs}", "budget": None}
 
 
 def read_method(method: str, budget: int | None, options: Mapping[str, Any]) -> tuple[Contender, int]:
@@ -116,34 +164,6 @@ def read_method(method: str, budget: int | None, options: Mapping[str, Any]) -> 
     known = {name: value for name, value in given.items() if name in row.make.Options._fields}
     d = row.make.read({**row.options, **known, "budget": budget if own is None else own}).budget
     return Contender(parsed.method, tuple(sorted(given.items()))), index(d)
-
-
-@contextmanager
-def arranged(model: nn.Module, contender: Contender, budget: int, seed: int) -> Iterator[list[Side]]:
-    """What changes the attention layers of a model, in evaluation mode; afterwards all is as it was."""
-    options = {**dict(contender.options), **({"budget": budget} if has_budget(contender) else {})}
-    modes = [(module, module.training) for module in model.modules()]
-    sides: list[Side] = []
-    with ExitStack() as stack:
-        stack.enter_context(seeded((x.device for x in (*model.parameters(), *model.buffers())), seed))
-        stack.enter_context(preserved(model))
-        for module, training in modes:
-            stack.callback(setattr, module, "training", training)
-        model.eval()
-        if attention_layers(model)[0]:
-            sides.append(TorchLayers(model, contender.method, seed, options))
-        of_transformers = False
-        if "transformers" in sys.modules:
-            from skeinformer.compare.transformers_models import TransformersLayers, outermost, registered
-
-            if of_transformers := bool(outermost(model)):
-                stack.enter_context(registered(model))
-                sides.append(TransformersLayers(model, contender.method, seed, options))
-        if not of_transformers:  # whose exact layers call it too
-            calls = SdpaCalls(contender.method, seed, options)
-            stack.enter_context(calls)
-            sides.append(calls)
-        yield sides
 
 
 def compare_runs(

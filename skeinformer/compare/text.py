@@ -11,6 +11,7 @@ from skeinformer.compare.record import Record
 WIDTH = 80  # of the text, at most
 SHORTEST = 8  # the least that is left of the names of layers
 CUT = ".."  # what stands for a part of a name
+SEARCH = "search"  # the method of a comparison in which each layer has its own
 # what layers and the model of one comparison share
 SETTINGS = ("model", "text", "method", "options", "budget", "tolerance", "seed", "started")
 
@@ -34,6 +35,7 @@ COLUMNS = (
     Column(("d", "needed"), lambda r: count(r.get("budget_needed"))),
     Column(("d by", "est."), lambda r: count(r.get("budget_estimated"))),
 )
+SEARCHED = (*COLUMNS[:-3], Column(("attends", "by"), lambda r: attends_by(r)))
 
 
 def table(layers: Sequence[Record], *, heads: bool = True) -> str:
@@ -44,7 +46,7 @@ def table(layers: Sequence[Record], *, heads: bool = True) -> str:
     rows = [record for record in layers if heads or record.get("head") is None]
     columns = [
         [*column.heading, *(column.show(record) for record in rows)]
-        for column in COLUMNS
+        for column in (SEARCHED if any(record.get("chosen") for record in rows) else COLUMNS)
         if heads or column.heading != ("", "head")
     ]
     right = [_right(cells) for cells in columns]
@@ -84,6 +86,11 @@ def sentences(whole: Record, records: Sequence[Record]) -> list[str]:
         found.append(
             f"Logits change by {mean} on average and {largest} at most; the largest is the same in {same} of the rows."
         )
+    if whole.get("method") == SEARCH:
+        ways = {way: [shown_layer(r) for r in layers if attends_by(r) == way] for way in map(attends_by, layers)}
+        said = "; ".join(f"{way} for {listed(names)}" for way, names in ways.items())
+        found.append(f"Least estimated time with an error of at most {tolerance} in every head: {said}.")
+        return [*found, *_left(whole)]
     safe, unsafe = verdicts(layers)
     verdict = [f"safe: {listed(safe)}"] if safe else []
     verdict += [f"not safe: {listed(unsafe)}"] if unsafe else []
@@ -94,9 +101,14 @@ def sentences(whole: Record, records: Sequence[Record]) -> list[str]:
         needed, chosen = count(whole.get("budget_needed")), count(whole.get("budget_estimated"))
         estimate = f" Its own estimate would choose {chosen}." if chosen else ""
         found.append(f"To meet {tolerance} in every layer: d = {needed} ({'; '.join(each)}).{estimate}")
-    if whole.get("left"):
-        found.append(f"Exact in both: {whole.get('left')}.")
-    return found
+    return [*found, *_left(whole)]
+
+
+def attends_by(record: Record) -> str:
+    """What a search has chosen for a layer: cluster:budget=64,num_pilots=8 as cluster 64, softmax as exact."""
+    method, _, options = str(record.get("chosen") or "").partition(":")
+    sizes = re.findall(r"(?:^|,)budget=(\d+)", options)
+    return "exact" if method == "softmax" else " ".join([method, *sizes])
 
 
 def verdicts(records: Sequence[Record]) -> tuple[list[str], list[str]]:
@@ -140,6 +152,10 @@ def shortened(name: str, width: int) -> str:
             return "".join(parts[1:-1])
         parts[longest] = _joined([parts[longest][:half], "", parts[longest][len(parts[longest]) - half :]])
     return "".join(parts)
+
+
+def _left(whole: Record) -> list[str]:
+    return [f"Exact in both: {whole.get('left')}."] if whole.get("left") else []
 
 
 def _joined(words: Sequence[str]) -> str:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from skeinformer.attention import Attention
 from skeinformer.attention.exact import Softmax
 from skeinformer.compare.layers import Call
+from skeinformer.nn.applied import make_exact
 from skeinformer.nn.attention import MultiheadAttention, build_attention
-from skeinformer.nn.convert import attention_layers, convert, restore
+from skeinformer.nn.convert import attention_layers, convert
 
 
 class TorchLayers:
@@ -24,10 +25,7 @@ class TorchLayers:
 
     def exact(self) -> None:
         """Layers of torch as torch computes them; layers built as ours by exact attention."""
-        restore(self.model)
-        ours = [name for name, x in attention_layers(self.model)[0].items() if isinstance(x, MultiheadAttention)]
-        if ours:
-            convert(self.model, "softmax", filter=lambda name, _: name in ours)
+        make_exact(self.model)
 
     def sketched(self) -> None:
         """All layers that `convert` takes by the method."""

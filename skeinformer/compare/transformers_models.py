@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer.attention import METHODS, Attention
 from skeinformer.compare.layers import Call
+from skeinformer.huggingface.applied import implementations, outermost
 from skeinformer.huggingface.interface import attention_forward, exact_forward, masks_of, sizes_of_call
 from skeinformer.huggingface.rules import padding_mask, refuse, why_exact
 from skeinformer.huggingface.settings import Settings
@@ -28,7 +29,7 @@ class TransformersLayers:
         lookup("attention", method, METHODS)
         if reason := left_out(method):
             raise ValueError(f"{method!r} cannot stand in for the attention of a model of transformers: {reason}")
-        self.models = outermost(model)
+        self.models = [part for _, part in outermost(model)]
         self.names = {module: name for name, module in model.named_modules()}
         self.before = implementations(model)
         kept = tuple((name, hashable(x)) for name, x in sorted(options.items()) if name != "budget")
@@ -89,34 +90,12 @@ class TransformersLayers:
         return exact_forward(module, query, key, value, attention_mask, rest), None
 
 
-def outermost(model: nn.Module) -> list[PreTrainedModel]:
-    """The models of transformers in `model` that are not part of another one."""
-    if isinstance(model, PreTrainedModel):
-        return [model]
-    return [found for child in model.children() for found in outermost(child)]
-
-
-def implementations(model: nn.Module) -> list[tuple[Any, Any]]:
-    """Every configuration in `model`, those of parts included, and the attention that it names."""
-    found: dict[int, Any] = {}
-    left: list[Any] = [x.config for x in model.modules() if isinstance(x, PreTrainedModel)]
-    while left:
-        config = left.pop()
-        if config is not None and id(config) not in found:
-            found[id(config)] = config
-            left += [getattr(config, name, None) for name in config.sub_configs]
-    return [(config, config._attn_implementation) for config in found.values()]
-
-
 @contextmanager
-def registered(model: nn.Module) -> Iterator[None]:
-    """Afterwards every configuration in `model` names the attention that it did, and our two names are gone."""
-    before = implementations(model)
+def registered() -> Iterator[None]:
+    """Afterwards our two names are gone."""
     try:
         yield
     finally:
-        for config, name in before:
-            config._attn_implementation_internal = name
         for name in (SKETCHED, WATCHED):
             for table in (AttentionInterface, AttentionMaskInterface):
                 table._global_mapping.pop(name, None)

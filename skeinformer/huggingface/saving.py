@@ -6,8 +6,10 @@ from typing import Any
 
 from transformers import AutoModel, PreTrainedConfig
 
+from skeinformer.huggingface.applied import IN_CONFIG, NAME_IN_CONFIG, apply_to_model, verdict_in
 from skeinformer.huggingface.registration import REGISTERED, register
-from skeinformer.huggingface.settings import Settings
+from skeinformer.huggingface.settings import Settings, names_in
+from skeinformer.nn.verdict import read_verdict
 
 
 def save_pretrained(model: Any, folder: str | PathLike[str], **options: Any) -> None:
@@ -15,8 +17,12 @@ def save_pretrained(model: Any, folder: str | PathLike[str], **options: Any) -> 
 
     transformers leaves the attention out of the config, so that what it saves is loaded as an exact model. What is
     saved here is sketched when it is loaded again, or raises: by `load_pretrained` with these settings, by
-    `from_pretrained` with those that are registered then.
+    `from_pretrained` with those that are registered then. A model that a verdict was applied to has it in its
+    configuration, and `model.save_pretrained` does the same.
     """
+    if verdict_in(model) is not None:
+        model.save_pretrained(folder, **options)
+        return
     names = names_in(model.config)
     settings = {name: arguments(REGISTERED[name]) for name in sorted(flat(names) & REGISTERED.keys())}
     if not settings:
@@ -30,29 +36,28 @@ def save_pretrained(model: Any, folder: str | PathLike[str], **options: Any) -> 
 
 
 def load_pretrained(name_or_folder: str | PathLike[str], kind: Any = AutoModel, **options: Any) -> Any:
-    """`kind.from_pretrained(name_or_folder, **options)`, after registering the settings that `save_pretrained` saved.
+    """`kind.from_pretrained(name_or_folder, **options)`, sketched as it was saved.
 
-    As always, they hold for all models that have the name.
+    A verdict is applied to the model, and holds for it alone. Settings of `register` are registered, and hold as always
+    for all models that have the name.
     """
     found, _ = PreTrainedConfig.get_config_dict(name_or_folder, **options)
+    if isinstance(found.get(IN_CONFIG), dict) and "layers" in found[IN_CONFIG]:
+        model = kind.from_pretrained(name_or_folder, **options)
+        if NAME_IN_CONFIG not in options:
+            apply_to_model(model, read_verdict(found[IN_CONFIG]))
+        return model
     # transformers' own save_pretrained keeps the settings of a model that was loaded with them, but not the name
     if not isinstance(settings := found.get("skeinformer"), dict) or "attn_implementation" not in found:
         raise ValueError(
-            f"{name_or_folder} was not saved by skeinformer.huggingface.save_pretrained; use "
-            "from_pretrained(..., attn_implementation='skein')"
+            f"{name_or_folder} was not saved by skeinformer.huggingface.save_pretrained, nor with a verdict of "
+            "skeinformer.apply; use from_pretrained(..., attn_implementation='skein')"
         )
     for own in settings.values():
         register(**own)
     model = kind.from_pretrained(name_or_folder, **options)
     del model.config.skeinformer
     return model
-
-
-def names_in(config: Any) -> Any:
-    """The attention of a model as a config takes it: one name, or those of its parts where they differ."""
-    name = config._attn_implementation
-    parts = {part: names_in(own) for part in config.sub_configs if (own := getattr(config, part, None)) is not None}
-    return name if all(other == name for other in parts.values()) else {"": name, **parts}
 
 
 def flat(names: Any) -> set[str]:

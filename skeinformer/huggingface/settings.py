@@ -31,6 +31,8 @@ class Settings:
     """Those of the method."""
     group: Group | None = None
     """The ranks that share a sequence."""
+    shown: str | None = field(default=None, compare=False)
+    """What messages call it where it is not the name of the method."""
     option_names: frozenset[str] = field(init=False, compare=False)
     """What a call may change by keyword."""
 
@@ -40,7 +42,7 @@ class Settings:
     @property
     def name(self) -> str:
         """What `attn_implementation` calls it."""
-        return name_of(self.method)
+        return self.shown or name_of(self.method)
 
     @property
     def row(self) -> Method:
@@ -70,6 +72,13 @@ class Settings:
 def name_of(method: str) -> str:
     """`skein` for Skeinformer, `skein-NAME` for the others."""
     return "skein" if method == SKEINFORMER else f"skein-{method}"
+
+
+def names_in(config: Any) -> Any:
+    """The attention of a model as a config takes it: one name, or those of its parts where they differ."""
+    name = config._attn_implementation
+    parts = {part: names_in(own) for part in config.sub_configs if (own := getattr(config, part, None)) is not None}
+    return name if all(other == name for other in parts.values()) else {"": name, **parts}
 
 
 def available() -> dict[str, str]:

@@ -30,6 +30,7 @@ from skeinformer.nn.attention import (
     drops_weights,
     place,
 )
+from skeinformer.nn.calls import forget_calls
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length
 from skeinformer.nn.found import other_ways
 from skeinformer.registry import check_flag, lookup
@@ -42,6 +43,8 @@ OWN_ATTRIBUTES = (
     "notice",
     "self_attention",
 )  # what a converted layer has beside torch's
+# what `restore` calls too: an apply of models that this package does not know; each gives the names that it has changed
+ALSO_UNDONE: list[Callable[[nn.Module], list[str]]] = []
 CAUSAL = "self-attention of a decoder layer, which is causal, stays exact"
 
 
@@ -161,10 +164,16 @@ def convert(
 
 
 def restore(model: nn.Module) -> tuple[str, ...]:
-    """Undo `convert` in `model`, in place: classes, attributes and flags as they were; weights as they are now.
+    """Undo `convert` and `apply` in `model`, in place: all as it was; weights as they are now.
 
     Returns the names of the layers that it changed back. Copies and unpickled models can be restored too.
     """
+    others = [name for undo in (forget_calls, *ALSO_UNDONE) for name in undo(model)]
+    return (*restore_layers(model), *others)
+
+
+def restore_layers(model: nn.Module) -> tuple[str, ...]:
+    """The layers of torch alone: classes, attributes and flags as they were."""
     restored = []
     for name, layer in attention_layers(model)[0].items():
         before: Before | None = layer.__dict__.pop("_before", None)
@@ -188,19 +197,29 @@ def restore(model: nn.Module) -> tuple[str, ...]:
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
     """Whatever is converted and restored inside, afterwards the attention layers and encoders are what they were."""
+    put_back = remembered(model)
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def remembered(model: nn.Module) -> Callable[[], None]:
+    """What makes the attention layers and encoders again what they are now."""
     kept = [
         (module, type(module), dict(vars(module)), dict(module._modules))
         for module in model.modules()
         if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoder)
     ]
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         for module, kind, attributes, children in kept:
             module.__class__ = kind
             for table, before in ((vars(module), attributes), (module._modules, children)):
                 table.clear()
                 table.update(before)
+
+    return put_back
 
 
 def attention_layers(model: nn.Module) -> tuple[dict[str, nn.MultiheadAttention], dict[str, str]]:

@@ -114,8 +114,22 @@ def worth_sketching(
     row = METHODS[method]
     if row.quadratic or (row.has_budget and budget is not None and budget >= n_k):
         return False
+    return n * n_k > estimated_pairs(n, n_k, budget, num_pilots, head_dim, gradients, method, device)
+
+
+def estimated_pairs(
+    n: int,
+    n_k: int,
+    budget: int | None,
+    num_pilots: int,
+    head_dim: int,
+    gradients: bool,
+    method: str,
+    device: str = "cpu",
+) -> int:
+    """What a head of a sketch takes, in the time of so many of the n n_k pairs of exact attention."""
     call, query, key = pairs(256 if budget is None else budget, num_pilots, head_dim, gradients, method, device)
-    return n * n_k > call + n * query + n_k * key
+    return call + n * query + n_k * key
 
 
 def pairs(

@@ -75,7 +75,7 @@ class Scope:
         self._entered = _Entered()
 
     def __enter__(self) -> Report:
-        mode = Mode(self.settings, self.certify, self.report)
+        mode = Mode((self.settings,), self.certify, self.report)
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._entered.modes.append(mode)
         return self.report
@@ -112,15 +112,19 @@ class _Entered(local):
 
 
 class Mode(TorchFunctionMode):
-    """One entry of a scope: it numbers the calls that it sees."""
+    """One entry of a scope: it numbers the calls that it sees.
 
-    def __init__(self, settings: Settings, certify: bool, report: Report) -> None:
+    settings: of each call by its number, and of all that come later those of the last.
+    """
+
+    def __init__(self, settings: tuple[Settings, ...], certify: bool, report: Report) -> None:
         super().__init__()
         self.settings = settings
         self.certify = certify
         self.report = report
         self.numbers = count()
-        _entered[settings] = self
+        self.key = repr(settings)  # of text, which a compiler takes as a constant
+        _entered[self.key] = self
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -139,27 +143,29 @@ class Mode(TorchFunctionMode):
     def attend(self, call: dict[str, Any]) -> Tensor:
         """One call, sketched or by torch, and counted."""
         number = next(self.numbers)
+        settings = self.settings[min(number, len(self.settings) - 1)]
         query, key, attn_mask = (call[name] for name in ("query", "key", "attn_mask"))
         shape, keys = tuple(query.shape), key.shape[-2]
-        reason, mask = decide(self.settings, **without(call, "scale"))
+        reason, mask = decide(settings, **without(call, "scale"))
         if reason is not None:
             output = exactly(**call)
             self.report.add(reason, shape, keys)
             return output
         four = to_four(query, key, call["value"], mask)
-        output, error = sketch(self.settings, number, four, call["scale"], self.certify)
+        output, error = sketch(settings, number, four, call["scale"], self.certify)
         self.report.add(None, shape, keys, error)
         return as_torch(output, query, attn_mask)
 
     def attend_compiled(self, call: dict[str, Any]) -> Tensor:
         """One call in a graph that is being compiled."""
-        number = number_in_graph(self.settings)
+        number = number_in_graph(self.key)
+        settings = self.settings[min(number, len(self.settings) - 1)]
         query, attn_mask = call["query"], call["attn_mask"]
-        reason, mask = decide(self.settings, **without(call, "scale"))
+        reason, mask = decide(settings, **without(call, "scale"))
         if reason is not None:
             return exactly(**call)
         four = to_four(query, call["key"], call["value"], mask)
-        return as_torch(sketch(self.settings, number, four, call["scale"]).output, query, attn_mask)
+        return as_torch(sketch(settings, number, four, call["scale"]).output, query, attn_mask)
 
 
 def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,13 +178,13 @@ def without(call: dict[str, Any], name: str) -> dict[str, Any]:
     return {other: value for other, value in call.items() if other != name}
 
 
-_entered: WeakValueDictionary[Settings, Mode] = WeakValueDictionary()  # the last with such settings
+_entered: WeakValueDictionary[str, Mode] = WeakValueDictionary()  # the last with such settings
 
 
 @constant_of_a_graph
-def number_in_graph(settings: Settings) -> int:
+def number_in_graph(key: str) -> int:
     """The number of a call, which is a constant of the graph; a scope alike that is entered later finds the graph."""
-    mode = _entered[settings]
+    mode = _entered[key]
     with mode.report.lock:
         mode.report.compiled += 1
     return next(mode.numbers)

@@ -13,6 +13,7 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer import build, compare, huggingface
+from skeinformer.compare.apply import remembered
 from skeinformer.compare.contender import Contender
 from skeinformer.compare.layers import Call, Plan, measure_call
 from skeinformer.compare.transformers_models import SKETCHED, TransformersLayers, registered
@@ -186,13 +187,15 @@ def test_parts_of_a_model_keep_the_attention_that_each_had() -> None:
 
     before = names()
     assert before == ["sdpa", "eager", "sdpa"]
-    with registered(model):
+    put_back = remembered(model)
+    with registered():
         layers = TransformersLayers(model, "cluster", 0, {"budget": 4})
         layers.sketched()
         assert set(names()) == {SKETCHED}
         layers.exact()
         assert names() == before
         layers.sketched()
+    put_back()
     assert names() == before
 
 
@@ -203,3 +206,22 @@ def test_local_layers_of_modernbert_stay_exact() -> None:
     result = compare(transformers.ModernBertModel(config), tokens(), **FAST)
     assert result.whole["layers"] == 2
     assert list(result.left.values()) == ["sliding window"]
+
+
+def test_a_model_that_writes_into_its_inputs() -> None:
+    """As a SentenceTransformer does, which has all arguments in one dict."""
+
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = bert()
+
+        def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+            features["token_embeddings"] = self.inner(**features).last_hidden_state
+            return features
+
+    model, inputs = Features(), tokens()
+    result = compare(model, (inputs,), "cluster", **FAST)
+    assert result.whole["output"] == "token_embeddings"
+    inner = compare(model.inner, inputs, "cluster", **FAST)
+    assert result.whole["cosine"] == inner.whole["cosine"]  # padding is left out there too

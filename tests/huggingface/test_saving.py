@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer import huggingface
+from skeinformer.huggingface.applied import APPLIED
 from tests.huggingface.models import HEADS, WIDTH, encoder, hidden, inputs, register
 
 NAMES = list(huggingface.available().values())
@@ -130,7 +131,7 @@ def test_a_model_without_registration_says_what_to_call(tmp_path: Path) -> None:
     register(budget=5)
     assert torch.equal(hidden(loaded, GIVEN), hidden(model, GIVEN))
     for mapping in (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping):
-        assert {name for name in mapping if name.startswith("skein")} == set(NAMES)
+        assert {name for name in mapping if name.startswith("skein")} == {*NAMES, APPLIED}
 
 
 def test_a_process_that_only_imports_or_does_not_is_told(tmp_path: Path) -> None:
