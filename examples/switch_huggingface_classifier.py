@@ -39,14 +39,6 @@ def tiny(count: int) -> tuple[Any, Tensor]:
     return classifier.from_config(config), torch.randint(1000, (count,))
 
 
-def long_positions(model: Any, n: int) -> Tensor:
-    """Positions of n tokens, (1, n), that begin again where there are no more. RoBERTa's begin after its padding."""
-    table = model.base_model.embeddings.position_embeddings
-    first = 0 if table.padding_idx is None else table.padding_idx + 1
-    positions: Tensor = (first + torch.arange(n) % (table.num_embeddings - first))[None]
-    return positions
-
-
 @torch.no_grad()
 def classify(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, float]:
     """The probabilities of the classes, (texts, 2), and the seconds of a pass."""
@@ -71,7 +63,8 @@ def main() -> None:
         parser.error(f"the text has {len(stream)} tokens, {TEXTS * n} are needed; give a smaller --tokens")
     mask = torch.ones(TEXTS, n, dtype=torch.long)
     mask[-1, n // 2 :] = 0
-    inputs = {"input_ids": stream.view(TEXTS, n), "attention_mask": mask, "position_ids": long_positions(model, n)}
+    inputs = {"input_ids": stream.view(TEXTS, n), "attention_mask": mask}
+    huggingface.extend_positions(model, n)  # MiniLM's 512 begin again after every 512
     model.eval()
 
     exact, seconds = classify(model, inputs)

@@ -9,7 +9,8 @@
 `skein` is Skeinformer; `skein-NAME` is the method NAME of METHODS. A layer is sketched where it is bidirectional and
 its mask says only which keys are padding. Any other layer takes transformers' exact kernel, `sdpa`, with the mask that
 it would have there; what neither can compute raises. `rules` holds the rules, docs/drop-in-hf.md the table, and `watch`
-counts what a model's layers did.
+counts what a model's layers did. `skein-applied` is of models to which `skeinformer.apply` has given a verdict, each
+layer its own.
 """
 
 try:
@@ -23,6 +24,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from skeinformer.huggingface.interface import watch
+from skeinformer.huggingface.positions import extend_positions
 from skeinformer.huggingface.registration import register, unregister
 from skeinformer.huggingface.saving import load_pretrained, save_pretrained
 from skeinformer.huggingface.settings import available, name_of
@@ -30,6 +32,7 @@ from skeinformer.nn.functional import left_out
 
 __all__ = [
     "available",
+    "extend_positions",
     "left_out",
     "load_pretrained",
     "name_of",

@@ -262,8 +262,10 @@ def _num_positions(model: Any) -> int:
 
 
 def _first_position(model: nn.Module) -> int:
-    padding = getattr(position_embedding(model), "padding_idx", None)
-    return 0 if padding is None else int(padding) + 1
+    from skeinformer.huggingface.positions import first_position
+
+    table = position_embedding(model)
+    return 0 if table is None else first_position(table)
 
 
 def _transformer_folder(folder: Path) -> Path:
