@@ -62,6 +62,20 @@ def test_long_document(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert [float(line.split()[-1]) > 0.8 for line in lines[3:]] == [True, True]
 
 
+def test_compare_and_apply(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text, out = folder / "text.txt", folder / "sketched"
+    text.write_text(" ".join(WORDS * 3))
+    run(
+        "compare_and_apply.py",
+        *(str(text), "--model", str(folder), "--tokens", "200", "--out", str(out)),
+        monkeypatch=monkeypatch,
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert "0 of 2 attention layers sketched, 2 exact" in lines  # 200 tokens are short
+    assert lines[-2] == "loaded from sketched: {'exact by the verdict': 2}"
+    assert lines[-1] == "cosine with the exact embedding 1.0000"
+
+
 def test_positions_begin_again(folder: Path) -> None:
     pretrained = load_model(str(folder))
     positions = long_positions(pretrained, 200)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skeinformer.compare.contender import Contender, has_budget, parse_all
 from skeinformer.compare.result import Comparison
-from skeinformer.compare.run import compare, read_method
+from skeinformer.compare.run import compare, fields_of, read_methods, searched_fields
 from skeinformer.compare.text import of_comparison
 from skeinformer.lab.measure.pretrained import (
     Pretrained,
@@ -46,8 +46,11 @@ class Compare:
     """Tokens of the text to run the model on."""
     methods: tuple[str, ...] = ("skeinformer:num_pilots=32", "cluster")
     """Names of methods, with options as in skeinformer:num_pilots=32."""
+    search: bool = False
+    """Choose for each layer one of the methods and a budget: least time with an error in every head of at most the
+    tolerance, or exact attention."""
     budget: int | None = None
-    """d. Default: each method's own."""
+    """d. Default: each method's own. A search chooses it."""
     tolerance: float = 0.3
     """A layer is safe if its relative error is at most this."""
     rounds: int = 5
@@ -60,11 +63,16 @@ class Compare:
     """Of all draws."""
     records: Path = Path("compare/records.jsonl")
     """Where records are appended, one JSON line each."""
+    verdict: Path | None = None
+    """Where to write which layer is to attend by what, for skeinformer.apply. Default: of a search verdict.json beside
+    the records, else nowhere."""
 
 
 def command(options: Compare) -> None:
     """Compare, and say what to do next."""
     path = run_compare(options)
+    if verdict := verdict_path(options):
+        print(f"To use it: skeinformer.apply(model, {str(verdict)!r})", flush=True)
     print(f"For a page of this: skein report --records {path}", flush=True)
 
 
@@ -75,33 +83,46 @@ def run_compare(options: Compare, console: Console | None = None) -> Path:
     if not options.methods:
         raise ValueError("methods is empty; give at least one")
     contenders = parse_all(options.methods)
+    if options.verdict and not options.search and len(contenders) > 1:
+        raise ValueError("a verdict is of one method; give one to --methods, or --search among them")
     check_count("length", options.length)
     known = read_known(options.records)
     with _steps(console) as step:
         step("loading the model and the text")
         pretrained = load_any_model(options.model)
         inputs = long_inputs(pretrained, first_tokens(load_text(options.text), options.length, pretrained.tokenizer))
-    for contender in contenders:
-        found = find(known, options, contender)
+    for group in [contenders] if options.search else [[contender] for contender in contenders]:
+        budget = options.budget if options.search or has_budget(group[0]) else None
+        label = "search" if options.search else group[0].label
+        found = find(known, options, group)
         if found is None:
             with _steps(console) as step:
                 found = compare(
                     pretrained.model,
                     inputs,
-                    contender.spec,
-                    budget=options.budget if has_budget(contender) else None,
+                    [contender.spec for contender in group] if options.search else group[0].spec,
+                    search=options.search,
+                    budget=budget,
                     tolerance=options.tolerance,
                     rounds=options.rounds,
                     seed=options.seed,
                     name=model_name(options),
                     text=text_name(options),
                     show=False,
-                    on_step=lambda detail, label=contender.label: step(f"{label}, {detail}"),  # type: ignore[misc]
+                    on_step=lambda detail, label=label: step(f"{label}, {detail}"),  # type: ignore[misc]
                 )
             for record in found.records():
                 append(options.records, record)
         found.print(console.file, heads=options.heads)
+        if verdict := verdict_path(options):
+            verdict.parent.mkdir(parents=True, exist_ok=True)
+            found.verdict.save(verdict)
     return options.records
+
+
+def verdict_path(options: Compare) -> Path | None:
+    """Where the verdict goes, or None."""
+    return options.verdict or (options.records.with_name("verdict.json") if options.search else None)
 
 
 def long_inputs(pretrained: Pretrained, tokens: Tensor) -> dict[str, Tensor]:
@@ -118,16 +139,13 @@ def long_inputs(pretrained: Pretrained, tokens: Tensor) -> dict[str, Tensor]:
     return inputs
 
 
-def find(records: Sequence[Record], options: Compare, contender: Contender) -> Comparison | None:
+def find(records: Sequence[Record], options: Compare, contenders: Sequence[Contender]) -> Comparison | None:
     """The comparison of these settings among the records, if it is whole."""
-    contender, d = read_method(contender.spec, options.budget if has_budget(contender) else None, {})
     wanted: Record = {
         "model": model_name(options),
         "text": text_name(options),
         "n": options.length,
-        "method": contender.method,
-        "options": contender.options_text,
-        "budget": d if has_budget(contender) else None,
+        **fields(options, contenders),
         "tolerance": options.tolerance,
         "seed": options.seed,
         "rounds": options.rounds,
@@ -137,6 +155,15 @@ def find(records: Sequence[Record], options: Compare, contender: Contender) -> C
         if whole.get("kind") == "compare_model" and all(whole.get(name) == wanted[name] for name in SAME):
             return Comparison(tuple(record for record in records if of_comparison(record, whole)), whole, {})
     return None
+
+
+def fields(options: Compare, contenders: Sequence[Contender]) -> Record:
+    """What records say of these methods."""
+    specs = [contender.spec for contender in contenders]
+    if options.search:
+        return searched_fields(read_methods(specs, options.budget, {}, True))
+    (found,) = read_methods(specs[0], options.budget if has_budget(contenders[0]) else None, {}, False)
+    return fields_of(*found)
 
 
 def model_name(options: Compare) -> str:

@@ -5,7 +5,7 @@ from html import escape
 
 from skeinformer.compare.format import between, cosine, count, number, percent
 from skeinformer.compare.record import Record, Value
-from skeinformer.compare.text import of_comparison, sentences, shown_layer
+from skeinformer.compare.text import attends_by, of_comparison, sentences, shown_layer
 from skeinformer.lab.report.figures import Styles
 from skeinformer.lab.report.format import label, seconds
 from skeinformer.lab.report.page import Section
@@ -32,6 +32,7 @@ LAYER_COLUMNS = (
     Column("d needed", lambda r: count(r.get("budget_needed")), field="budget_needed"),
     Column("d by estimate", lambda r: count(r.get("budget_estimated")), field="budget_estimated"),
 )
+CHOSEN = Column("attends by", attends_by)
 MODEL_COLUMNS = (
     Column("model", lambda r: str(r.get("model"))),
     Column("text", lambda r: str(r.get("text"))),
@@ -65,7 +66,8 @@ LEGEND = (
     "smallest power of two, or d itself, whose true error is at most the tolerance, and above d what is not safe at d; "
     "all keys where no smaller one will do. d by estimate: what the method's own estimate alone would choose. Cosine: "
     "of the rows that the exact and the sketched model return, mean and least; pooled: of the mean over rows, least of "
-    "all inputs. Change: of the output, relative. Times: median and quartiles of interleaved rounds."
+    "all inputs. Change: of the output, relative. Times: median and quartiles of interleaved rounds. Attends by: what "
+    "a search has chosen, of least estimated time such that the error of every head is at most the tolerance."
 )
 
 
@@ -82,7 +84,8 @@ def compare_sections(records: Sequence[Record], styles: Styles) -> list[Section]
     layers = [r for r in records if any(of_comparison(r, whole) for whole in wholes)]
     for heading in ("Layers", "Heads"):
         if rows := [r for r in layers if (r.get("head") is None) == (heading == "Layers")]:
-            table = table_html(rows, LAYER_COLUMNS, contest=_input, data=_data, sortable=True)
+            columns = (*LAYER_COLUMNS, CHOSEN) if any(r.get("chosen") for r in rows) else LAYER_COLUMNS
+            table = table_html(rows, columns, contest=_input, data=_data, sortable=True)
             html += f"<details{' open' if heading == 'Layers' else ''}><summary>{heading}</summary>\n"
             html += f"<div class='holds'>{boxed(table)}</div>\n</details>\n"
     return [Section("A model, exact and sketched", f"{html}<p class='faint'>{escape(LEGEND)}</p>", fields, records)]

@@ -74,6 +74,26 @@ def test_a_second_run_measures_only_what_is_new(tmp_path: Path) -> None:
     assert file.read_bytes() == whole
 
 
+def test_a_search_writes_the_verdict(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    options = Compare(**{**TINY, "budget": None}, search=True, records=file)
+    screen = console()
+    run_compare(options, screen)
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert [choice["method"] for choice in verdict["layers"].values()] == ["softmax"] * 6  # nothing wins at 48 tokens
+    assert "Search among vmean cluster in MiniLM" in written(screen)
+    records = read(file)
+    assert [r["kind"] for r in records] == ["compare_layer"] * 6 * 13 + ["compare_model"]
+    page = Page(write_report(records, tmp_path / "r.html", "t").read_text(encoding="utf-8"))
+    assert page.rows[-1][-1] == "exact"
+    (tmp_path / "verdict.json").unlink()
+    run_compare(options, console())
+    assert read(file) == records
+    assert json.loads((tmp_path / "verdict.json").read_text()) == verdict
+    with pytest.raises(ValueError, match="a verdict is of one method"):
+        run_compare(Compare(**TINY, records=file, verdict=tmp_path / "v.json"), console())
+
+
 def test_layers_of_a_run_that_was_killed_are_not_shown(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     run_compare(Compare(**{**TINY, "methods": ("vmean",)}, records=file), console())
