@@ -16,14 +16,13 @@ import torch
 from torch import nn
 
 from skeinformer.attention import Attention
-from skeinformer.compare.apply import apply_verdict
+from skeinformer.compare.apply import apply_verdict, remembered
 from skeinformer.compare.contender import Contender, has_budget
 from skeinformer.compare.inputs import call_model
 from skeinformer.compare.layers import Call, Missed, OnStep, Plan, Side, exact_output, measure_call
 from skeinformer.compare.measure import frobenius_error
 from skeinformer.compare.record import Record
 from skeinformer.compare.sides import arranged
-from skeinformer.nn.calls import forget_calls
 from skeinformer.nn.decision import AUTO, estimated_pairs, why_exact
 from skeinformer.nn.functional import EXACT, sizes_of
 from skeinformer.nn.verdict import Verdict
@@ -190,10 +189,11 @@ class Applied:
     def __init__(self, model: nn.Module, sides: Sequence[Side], verdict: Verdict) -> None:
         self.model, self.sides, self.verdict = model, sides, verdict
         self.left: dict[str, str] = {}
+        self.put_back = remembered(model)
 
     def exact(self) -> None:
         """As the sides have it."""
-        forget_calls(self.model)
+        self.put_back()
         for side in self.sides:
             side.exact()
 

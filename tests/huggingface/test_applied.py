@@ -282,6 +282,22 @@ def test_a_comparison_leaves_an_applied_model_as_it_was() -> None:
     assert isinstance(model.config.skeinformer, dict)
 
 
+def test_a_search_compares_what_will_be_applied() -> None:
+    n = 1060  # long enough for a small sketch to win
+    sizes: dict[str, Any] = {"vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=16, max_position_embeddings=n, initializer_range=0.1)
+    model, given = transformers.BertModel(config).eval(), {"input_ids": torch.randint(3, 99, (1, n))}
+    exact = hidden(model, given)
+    result = compare(model, given, "cluster", search=True, tolerance=0.3, rounds=1, entropy_rows=4, show=False)
+    assert result.verdict.sketched == (LAYERS[0],)
+    assert model.config is config
+    assert torch.equal(hidden(model, given), exact)
+    apply(model, result)
+    change = float((hidden(model, given) - exact).norm() / exact.norm())
+    assert change > 1e-4
+    assert result.whole["change"] == pytest.approx(change, rel=1e-3)
+
+
 def test_gradients() -> None:
     model = apply_to(bert_model(), verdict()).train()
     model(**padded()).last_hidden_state.square().mean().backward()
