@@ -93,7 +93,9 @@ def run(options: Positions) -> None:
     huggingface.extend_positions(pretrained.model, options.length)
     rows["whole, exact"] = ranks(halves, lambda x: embed(pretrained, x[None])[0], "whole, exact")
     inputs = {"input_ids": halves[0, :1], "attention_mask": torch.ones_like(halves[0, :1])}
-    result = skeinformer.compare(pretrained.model, inputs, search=True, tolerance=options.tolerance, show=False)
+    result = skeinformer.compare(
+        pretrained.model, inputs, search=True, tolerance=options.tolerance, rounds=1, show=False
+    )
     skeinformer.apply(pretrained.model, result)
     rows["whole, sketched"] = ranks(halves, lambda x: embed(pretrained, x[None])[0], "whole, sketched")
     print(f"{options.passages} passages, halves of {options.length} tokens\n")

@@ -27,6 +27,7 @@ from skeinformer.nn.decision import AUTO, estimated_pairs, why_exact
 from skeinformer.nn.functional import EXACT, sizes_of
 from skeinformer.nn.verdict import Verdict
 
+Sizes = tuple[int, int, int | None, int, int, bool, str, str]  # the arguments of `worth_sketching`
 LEAST_BUDGET = 4
 CANDIDATES = ("cluster", "skeinformer:num_pilots=32")  # unless others are named
 
@@ -51,18 +52,24 @@ def try_call(call: Call, contender: Contender, budget: int) -> list[Tried]:
 
     A budget at which the layer would be exact, because that is faster, has no error and takes as long as that.
     """
-    n, n_k, p, device = call.query.shape[-2], call.key.shape[-2], call.query.shape[-1], call.query.device.type
+    pairs = call.query.shape[-2] * call.key.shape[-2]
     truth, norm = exact_output(call)
     found = []
-    for sized, d in candidates(contender, budget, n_k):
+    for sized, d in candidates(contender, budget, call.key.shape[-2]):
         attention = call.make(d)
-        sizes = (*sizes_of(attention), p, False, contender.method, device)
-        if why_exact(AUTO, n, n_k, *sizes) is not None:
-            found.append(Tried(sized, 0.0, n * n_k, n * n_k))
+        sizes = sizes_in(call, attention, contender.method)
+        if why_exact(AUTO, *sizes) is not None:
+            found.append(Tried(sized, 0.0, pairs, pairs))
             continue
         missed = Missed(frobenius_error(call.run(attention), truth, call.query_mask), norm)
-        found.append(Tried(sized, max(missed.heads()), estimated_pairs(n, n_k, *sizes), n * n_k))
+        found.append(Tried(sized, max(missed.heads()), estimated_pairs(*sizes), pairs))
     return found
+
+
+def sizes_in(call: Call, attention: Attention, method: str) -> Sizes:
+    """What the decision goes by, without gradients."""
+    n, n_k, p = call.query.shape[-2], call.key.shape[-2], call.query.shape[-1]
+    return (n, n_k, *sizes_of(attention), p, False, method, call.query.device.type)
 
 
 def candidates(contender: Contender, budget: int, keys: int) -> list[tuple[Contender, int]]:
@@ -141,10 +148,9 @@ def measure_chosen(
             if place in records or not (own or chosen.method == EXACT):
                 return
             on_step(f"{chosen.label}, {call.layer}")
-            if own:
-                its = replace(plan, contender=contender, budget=chosen.settings(None)[0] or d)
-            else:
-                call, its = exactly(call), replace(plan, contender=chosen)
+            its = replace(plan, contender=contender, budget=chosen.settings(None)[0] or d)
+            if not own or why_exact(AUTO, *sizes_in(call, call.make(its.budget), contender.method)) is not None:
+                call, its = exactly(call), replace(plan, contender=Contender(EXACT))
             extra: Record = {"index": found.order[place], "call": number, "chosen": chosen.spec}
             records[place] = [{**extra, **record} for record in measure_call(call, its)]
 

@@ -92,6 +92,28 @@ def test_a_method_with_its_own_budget_and_one_without() -> None:
     assert result.whole["options"] == "cluster:budget=8 vmean"
 
 
+def test_a_layer_that_is_called_with_a_short_and_a_long_sequence() -> None:
+    """By its one choice the short call is exact, as it will be when the model runs."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.MultiheadAttention(64, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x[:, :50]
+            output: torch.Tensor = self.layer(x, x, x, need_weights=False)[0]
+            return output.mean(1) + self.layer(y, y, y, need_weights=False)[0].mean(1)
+
+    result = compare(
+        Twice(), torch.randn(1, N, 64), "cluster", search=True, tolerance=0.3, rounds=1, entropy_rows=8, show=False
+    )
+    assert str(result.verdict.layers["layer"]) == "cluster(budget=4)"
+    first, second = (record for record in result.layers if record["head"] is None)
+    assert (first["call"], second["call"]) == (1, 2)
+    assert float(first["error"] or 0) > 1e-3 > float(second["error"] or 0)
+
+
 def test_wrong_arguments() -> None:
     model, x = model_and_input()
     with pytest.raises(ValueError, match="search=True chooses the budget of each layer; leave out budget=4"):
