@@ -15,7 +15,7 @@ from skeinformer.nn.convert import attention_layers, convert
 
 
 class TorchLayers:
-    """Every `nn.MultiheadAttention` of a model, and those of `skeinformer.nn`. Call inside `convert.preserved`."""
+    """Every `nn.MultiheadAttention` of a model, and those of `skeinformer.nn`. Call inside `arranged`."""
 
     def __init__(self, model: nn.Module, method: str, seed: int, options: dict[str, Any]) -> None:
         self.model = model

@@ -6,8 +6,7 @@ copy, a pickle and a second conversion.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -192,16 +191,6 @@ def restore_layers(model: nn.Module) -> tuple[str, ...]:
         if isinstance(encoder, nn.TransformerEncoder) and "_use_nested_tensor_before" in encoder.__dict__:
             encoder.use_nested_tensor = encoder.__dict__.pop("_use_nested_tensor_before")
     return tuple(restored)
-
-
-@contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """Whatever is converted and restored inside, afterwards the attention layers and encoders are what they were."""
-    put_back = remembered(model)
-    try:
-        yield
-    finally:
-        put_back()
 
 
 def remembered(model: nn.Module) -> Callable[[], None]:
