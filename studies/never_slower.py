@@ -1,0 +1,186 @@
+"""Is a drop-in ever slower than exact attention? Time over exact of a converted layer and of MiniLM, at every length.
+
+    python -m studies.never_slower --lengths 32 64 128 256 512 1024 2048 4096 8192
+
+A torch.nn.TransformerEncoderLayer (384 wide, 12 heads) and the packaged MiniLM, as they are and with the defaults of
+`convert` and `register`: `min_length="auto"` leaves to exact attention what a sketch would not make faster. Forward
+without gradients, and a training step; the exact model and the sketched one in turn, in one process. A cell is the
+median of the ratio and the range that holds half of the rounds; "exact" marks cells that the rule left to exact
+attention, whose ratio is that of what the drop-in adds around it.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+import skeinformer
+from skeinformer import huggingface
+from skeinformer.compare.measure import interleaved, quartiles, ratio
+from skeinformer.lab.console import plain_table, print_whole, progress
+from skeinformer.lab.measure.pretrained import load_model, long_positions
+from skeinformer.lab.measure.work import now
+from skeinformer.lab.records import Ledger, Record, append, machine, read_known
+from skeinformer.lab.threads import with_threads
+from studies.command import start
+
+TOKENS = 4096  # in a batch of short sequences
+KEYS = ("subject", "method", "n", "training", "threads")
+SUBJECTS = ("layer", "MiniLM")
+Calls = tuple[Callable[[], object], Callable[[], object], bool]
+
+
+@dataclass(frozen=True)
+class NeverSlower:
+    """Time over exact of a converted encoder layer and of MiniLM, forward and training, with default options."""
+
+    lengths: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    """Tokens n."""
+    methods: tuple[str, ...] = ("skeinformer", "cluster")
+    """Methods with their default options."""
+    subjects: tuple[str, ...] = SUBJECTS
+    """What is measured: layer, MiniLM."""
+    rounds: int = 9
+    """Rounds of each ratio; at 4096 tokens and above a third of them."""
+    threads: int | None = None
+    """Threads of torch. Default: torch's own choice."""
+    records: Path = Path("never_slower/records.jsonl")
+    """Where records are appended."""
+
+
+def run_never_slower(options: NeverSlower, console: Console | None = None) -> Path:
+    """Measure what is missing in the records file, print the tables, and return the path of the file."""
+    console = console or Console(highlight=False)
+    known = read_known(options.records)
+    unknown = set(options.subjects) - set(SUBJECTS)
+    if unknown:
+        raise ValueError(f"subjects holds {', '.join(sorted(unknown))}; known are {', '.join(SUBJECTS)}")
+    with with_threads(options.threads), progress(console) as begin:
+        step = begin("")
+        done = Ledger(KEYS, known)
+        cells = [
+            {"subject": subject, "method": method, "n": n, "training": training, "threads": torch.get_num_threads()}
+            for n in options.lengths
+            for subject in options.subjects
+            for method in options.methods
+            for training in (False, True)
+        ]
+        left = [cell for cell in cells if cell not in done]
+        for place, cell in enumerate(left):
+            step(f"{cell['subject']}, {cell['method']}, n = {cell['n']}", place / len(left))
+            record = measure(cell, options.rounds)
+            append(options.records, record)
+            known.append(record)
+    show(options, known, console)
+    return options.records
+
+
+def measure(cell: dict[str, Any], rounds: int) -> Record:
+    """One cell of the table."""
+    n, training = int(cell["n"]), bool(cell["training"])
+    make = layer_calls if cell["subject"] == "layer" else model_calls
+    exact, sketched, taken = make(str(cell["method"]), n, training)
+    seconds = interleaved({"exact": exact, "sketched": sketched}, rounds if n < TOKENS else max(3, rounds // 3))
+    found, times = ratio(seconds["sketched"], seconds["exact"]), quartiles(seconds["exact"])
+    return {
+        "kind": "never_slower",
+        **cell,
+        "sketched": taken,
+        "ratio": found.median,
+        "ratio_q25": found.q25,
+        "ratio_q75": found.q75,
+        "exact_seconds": times.median,
+        "started": now(),
+        **machine(),
+    }
+
+
+def layer_calls(method: str, n: int, training: bool) -> Calls:
+    """An encoder layer as it is and converted, and whether the rule sketches it."""
+    torch.manual_seed(0)
+    exact = nn.TransformerEncoderLayer(384, 12, 1536, dropout=0.0, batch_first=True).train(training)
+    sketched = copy.deepcopy(exact)
+    skeinformer.convert(sketched, method)
+    x = torch.randn(max(1, TOKENS // n), n, 384)
+    return pair(exact, sketched, {"src": x}, training)
+
+
+def model_calls(method: str, n: int, training: bool) -> Calls:
+    """MiniLM as it is and registered, and whether the rule sketches it."""
+    pretrained = load_model(None)
+    huggingface.register()
+    models = []
+    for name in ("sdpa", huggingface.name_of(method)):
+        model: Any = copy.deepcopy(pretrained.model).requires_grad_(True).train(training)
+        model.set_attn_implementation(name)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        models.append(model)
+    tokens = torch.randint(1000, 20000, (max(1, TOKENS // n), n), generator=torch.Generator().manual_seed(0))
+    given = {"input_ids": tokens, "position_ids": long_positions(pretrained, n)}
+    return pair(models[0], models[1], given, training)
+
+
+def pair(exact: nn.Module, sketched: nn.Module, given: dict[str, Tensor], training: bool) -> Calls:
+    """The calls of both, and whether the second computes something else: whether the rule sketches."""
+    with torch.set_grad_enabled(training):
+        taken = not torch.allclose(last(exact(**given)), last(sketched(**given)), rtol=1e-3, atol=1e-3)
+    return call(exact, given, training), call(sketched, given, training), taken
+
+
+def call(model: nn.Module, given: dict[str, Tensor], training: bool) -> Callable[[], object]:
+    """A forward pass, or one with its backward pass."""
+
+    def forward() -> object:
+        with torch.no_grad():
+            return model(**given)
+
+    def step() -> object:
+        model.zero_grad()
+        torch.autograd.backward(last(model(**given)).square().mean())
+        return None
+
+    return step if training else forward
+
+
+def last(output: Any) -> Tensor:
+    """The states of an output."""
+    found: Tensor = output if isinstance(output, Tensor) else output.last_hidden_state
+    return found
+
+
+def rows_of(options: NeverSlower, records: list[Record]) -> Iterator[tuple[str, ...]]:
+    """A row for each length and subject."""
+    found = {tuple(record.get(key) for key in KEYS[:4]): record for record in records}
+    for n in options.lengths:
+        for subject in options.subjects:
+            cells = []
+            for method in options.methods:
+                for training in (False, True):
+                    record = found.get((subject, method, n, training))
+                    cells.append("" if record is None else cell_text(record))
+            yield (f"{n:,}", subject, *cells)
+
+
+def cell_text(record: Record) -> str:
+    """A ratio with its spread, and whether the rule chose exact attention."""
+    spread = f"{float(record['ratio']):.2f} ({float(record['ratio_q25']):.2f}-{float(record['ratio_q75']):.2f})"  # type: ignore[arg-type]
+    return spread if record["sketched"] else f"{spread} exact"
+
+
+def show(options: NeverSlower, records: list[Record], console: Console) -> None:
+    """Print the table."""
+    kinds = [f"{method}, {kind}" for method in options.methods for kind in ("forward", "training")]
+    title = "time over exact attention: median, and the range of half of the rounds"
+    print_whole(console, plain_table(("n", "of", *kinds), list(rows_of(options, records)), title=title))
+
+
+if __name__ == "__main__":
+    sys.exit(start(NeverSlower, run_never_slower))
