@@ -12,6 +12,7 @@ from skeinformer.lab.records import Record
 from skeinformer.lab.threads import use_threads
 from skeinformer.lab.training.children import end_with_parent
 from skeinformer.lab.training.job import job_of
+from skeinformer.lab.training.memory import keep_freed_memory
 from skeinformer.lab.training.options import Train
 from skeinformer.lab.training.watch import Watch, place_line, stage_text
 from skeinformer.registry import check_count
@@ -24,6 +25,7 @@ SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal
 def command(options: Train) -> None:
     """Train, and print the result."""
     end_with_parent()
+    keep_freed_memory()
     print_result(run_train(options))
 
 
