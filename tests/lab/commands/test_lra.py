@@ -102,10 +102,9 @@ def test_a_killed_matrix_goes_on(data: Path, tmp_path: Path) -> None:
 )
 def test_the_runs_end_with_the_command(data: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
     out = tmp_path / "lra"
-    options = (
-        f"--tasks text --methods vmean --no-baseline --max-len 16 --batch 4 --steps 100000 --data {data} --out {out}"
-    )
-    command = [sys.executable, "-m", "skeinformer", "lra", *options.split(), "--check-every", "5", "--threads", "1"]
+    options = "--tasks text --methods vmean --no-baseline --max-len 16 --batch 4 --steps 100000 --patience 100000"
+    options += f" --check-every 5 --threads 1 --data {data} --out {out}"  # a run that would not end by itself
+    command = [sys.executable, "-m", "skeinformer", "lra", *options.split()]
     with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT, start_new_session=True) as process:
         while process.poll() is None and not list(out.glob("*/checkpoint-*")):
             time.sleep(0.05)
