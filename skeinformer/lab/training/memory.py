@@ -1,5 +1,7 @@
-"""The largest micro-batch that fits into a memory budget, by measuring, and the peak of a process."""
+"""The largest micro-batch that fits into a memory budget, by measuring; the peak of a process; what it keeps."""
 
+import ctypes
+import os
 import re
 import resource
 import sys
@@ -12,6 +14,22 @@ from skeinformer.lab.lra.store import Meta
 from skeinformer.lab.measure.memory import peak_memory
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+KEPT = 32 * 2**20  # bytes: the greatest tensor that is kept; greater ones would leave holes
+
+
+def keep_freed_memory() -> bool:
+    """Have glibc keep what is freed for the next step, which else faults in every page again. Is it so now?
+
+    A step takes and frees hundreds of tensors of megabytes. No number changes. Nothing happens with another libc, or
+    where the environment has settings of malloc.
+    """
+    set_already = any(name.startswith("MALLOC_") for name in os.environ) or "GLIBC_TUNABLES" in os.environ
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None or set_already:
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, KEPT) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def parse_bytes(text: str) -> int:

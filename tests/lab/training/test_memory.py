@@ -1,12 +1,22 @@
 """Sizes of memory are read, and the largest micro-batch is found with few measurements."""
 
+import ctypes
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skeinformer.lab.lra.store import Meta
-from skeinformer.lab.training.memory import largest_micro_batch, parse_bytes, process_peak, step_peak
+from skeinformer.lab.training.memory import (
+    keep_freed_memory,
+    largest_micro_batch,
+    parse_bytes,
+    process_peak,
+    step_peak,
+)
 from skeinformer.lab.training.model import Classifier, ModelConfig
 
 
@@ -56,3 +66,20 @@ def test_a_step_is_measured_and_leaves_no_gradient() -> None:
     assert one < four <= 4 * one
     assert all(parameter.grad is None for parameter in model.parameters())
     assert process_peak(torch.device("cpu")) > 2**20
+
+
+def test_freed_memory_is_kept_unless_the_user_has_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    libc = SimpleNamespace(mallopt=lambda option, value: asked.append((option, value)) or 1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    assert keep_freed_memory()
+    assert [option for option, _ in asked] == [-3, -1]
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000")
+    assert not keep_freed_memory()
+    assert len(asked) == 2
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())  # another libc
+    assert not keep_freed_memory()
