@@ -18,6 +18,11 @@ settings.register_profile("skeinformer", deadline=None, derandomize=True)
 settings.load_profile("skeinformer")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.default_generator.manual_seed(0)  # torch.manual_seed keeps a traceback for each absent device

@@ -26,6 +26,7 @@ LAB = [
     "lab.records",
     "lab.files",
     "lab.threads",
+    "lab.device",
     "lab.lra",
     "lab.training.model",
     "lab.measure",

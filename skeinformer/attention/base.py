@@ -12,7 +12,7 @@ from skeinformer.attention.certificate import draw_checks, estimate_error
 from skeinformer.attention.inputs import Inputs, Noise, default_scale, no_autocast, prepare, settle_noise
 from skeinformer.attention.inside import set_inside
 from skeinformer.attention.pilots import Pilots
-from skeinformer.attention.run import run
+from skeinformer.attention.run import run, run_alone
 from skeinformer.attention.sharded.call import attend_over_group, function_over_group
 from skeinformer.attention.sharded.settle import Along, Call
 from skeinformer.attention.sharded.trace import SharedTrace
@@ -74,6 +74,12 @@ class Attention(nn.Module):
     """Options that decide which others there are."""
     along: ClassVar[tuple[Along, ...]] = ()
     """What each draw of the noise has a number for, where the method takes a group; None for neither."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """A method that computes something else than its base class is not the base class's operation."""
+        super().__init_subclass__(**arguments)
+        if vars(cls).keys() & {"compute", "attend"} and "as_operation" not in vars(cls):
+            cls.as_operation = staticmethod(Attention.as_operation)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -168,7 +174,7 @@ class Attention(nn.Module):
             call = Call(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
             return self.over_group(call)[0]
         inputs, noise, _ = self.settle(query, key, value, key_mask, query_mask, noise, generator)
-        return run(self.attend, inputs, noise)[0]
+        return run_alone(partial(self.as_operation, options=self.options), self.attend, inputs, noise)
 
     def certify(
         self,
@@ -257,6 +263,11 @@ class Attention(nn.Module):
     def compute_shares(inputs: Inputs, noise: Any, options: Any, shares: Shares) -> tuple[Tensor, Trace]:
         """`compute` for this rank's share of the tokens, by exchanges with the other ranks; not every method has it."""
         raise TypeError("a method that takes a group writes `compute_shares`")
+
+    @staticmethod
+    def as_operation(inputs: Inputs, noise: Any, options: Any) -> Tensor | None:
+        """`compute` without the trace as one operation of a compiled graph; None where there is no such operation."""
+        return None
 
     @staticmethod
     def describe(inputs: Inputs, trace: Trace, options: Any, error: Tensor, error_se: Tensor) -> Any:
@@ -353,9 +364,10 @@ def as_function(kind: type[Attention], info: type[I_co], name: str) -> Function[
         check_count("num_checks", num_checks)
         inputs = prepare(query, key, value, key_mask, query_mask)
         settled, rand = settle_noise(partial(kind.draw, options=read), inputs, noise, generator)
-        output, trace = run(partial(kind.compute, options=read), inputs, settled)
+        compute = partial(kind.compute, options=read)
         if not return_info:
-            return output
+            return run_alone(partial(kind.as_operation, options=read), compute, inputs, settled)
+        output, trace = run(compute, inputs, settled)
         return output, certificate(kind, read, inputs, output, trace, rand, num_checks)
 
     attention.__name__ = attention.__qualname__ = name

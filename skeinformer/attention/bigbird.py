@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skeinformer.attention.block_sparse import BlockSparse, Mask, Pattern, cut, take, window_blocks
-from skeinformer.attention.selection import Selection
+from skeinformer.attention.selection import Selection, at_most
 from skeinformer.noise import Rand
 from skeinformer.registry import check_count
 
@@ -75,8 +75,9 @@ class BigBird(BlockSparse):
     @staticmethod
     def pattern(query: Tensor, key_mask: Mask, noise: Any, options: BigBirdOptions) -> Pattern:
         assert options.block_size is not None
-        size = min(options.block_size, query.shape[2])
-        grid = cut(query, key_mask, size)
+        size = at_most(options.block_size, query.shape[2])
+        # an exported graph is for all numbers of blocks but those that some other dimension has: few have empty ones
+        grid = cut(query, key_mask, size, num_blocks=4 if torch.compiler.is_exporting() else 1)
         last = (grid.used - 1).clamp(min=0)  # (b, 1)
         offset = torch.arange(size, device=query.device).expand(len(last), -1)
         slots = torch.cat([offset, last * size + offset], 1)  # (b, 2 B)

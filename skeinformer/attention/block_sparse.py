@@ -12,6 +12,7 @@ says.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from skeinformer.attention.inputs import Inputs, clear_padding, default_scale
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, cat, from_mask
 from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.fused import attend_where
 
 Mask = Tensor | None
 
@@ -69,12 +71,21 @@ def cut(query: Tensor, key_mask: Mask, size: int, length: Tensor | None = None, 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """x[i, j, index[i, j]] for example i and head j: (b, h, n, ...), (b, h or 1, *k) -> (b, h, *k, ...).
 
-    One index_select over the rows of all heads, many times faster than a gather with an expanded index.
+    One index_select over the rows of all heads, many times faster than a gather with an expanded index. To flatten
+    them is not for every length, says torch.export: there it is an index.
     """
     b, h, n = x.shape[:3]
+    if torch.compiler.is_exporting():
+        head = torch.arange(h, device=x.device).view(h, *(1,) * (index.dim() - 2))
+        return x[torch.arange(b, device=x.device).view(b, *(1,) * (index.dim() - 1)), head, index]
     first = n * torch.arange(b * h, device=x.device).view(b, h, *(1,) * (index.dim() - 2))
     flat = index + first  # (b, h, *k)
     return x.flatten(0, 2).index_select(0, flat.flatten()).view(*flat.shape, *x.shape[3:])
+
+
+def numbers(values: Iterable[int], device: torch.device) -> Tensor:
+    """A few integers as a tensor, filled in on the device: a copy of a list would make the host wait for it."""
+    return torch.stack([torch.full((), value, device=device) for value in values])
 
 
 def block_sparse_attention(
@@ -130,12 +141,10 @@ def listed(key: Tensor, value: Tensor, live: Tensor, blocks: Selection) -> Virtu
 
 def _attend_band(query: Tensor, source: VirtualKeys, band: Tensor, scale: float) -> Tensor:
     """`attend` on (b, h, nb) blocks with a mask for each query of a block, the same for all heads."""
-    p_v, extra = source.values.shape[-1], source.keys.shape[-2] - band.shape[-1]
+    extra = source.keys.shape[-2] - band.shape[-1]
     mask = (source.log_weights()[:, :1, :, None] == 0) & F.pad(band, (0, extra), value=True)  # (b, 1, nb, B, m)
-    width = max(query.shape[-1], p_v)  # the fused kernels want one width
     q, k, v, mask = (x.transpose(1, 2).flatten(0, 1) for x in (query, *source[:2], mask))  # (b nb, h or 1, ...)
-    q, k, v = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[..., :p_v]
+    output = attend_where(q, k, v, mask, scale)
     return output.reshape(len(query), -1, *output.shape[1:]).transpose(1, 2)  # (b, h, nb, B, p_v)
 
 
@@ -165,7 +174,7 @@ def window_blocks(grid: Grid) -> Selection:
     """The block before each block, itself and the block after: (b, 1, nb, 3)."""
     index = torch.arange(-1, grid.token.shape[1] + 1, device=grid.token.device).unfold(0, 3, 1)  # (nb, 3)
     live = (index >= 0) & (index < grid.used[..., None])  # (b, nb, 3)
-    return Selection((index % len(index)).expand_as(live)[:, None], live[:, None])
+    return Selection((index % index.shape[0]).expand_as(live)[:, None], live[:, None])
 
 
 def window_band(size: int, reach: int, device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skeinformer.attention.block_sparse import BlockSparse, Mask, Pattern, cut
+from skeinformer.attention.block_sparse import BlockSparse, Mask, Pattern, cut, numbers
 from skeinformer.attention.selection import Selection
 from skeinformer.registry import check_count
 
@@ -54,7 +54,7 @@ class BlockBert(BlockSparse):
             size, parts = -(-n // options.num_blocks), torch.full_like(real, options.num_blocks)
         length = (-(-real // parts)).clamp(min=1)  # (b, 1)
         grid = cut(query, key_mask, size, length, min(options.num_blocks or 1, n))
-        shift = torch.tensor([options.shifts[head % len(options.shifts)] for head in range(h)], device=query.device)
+        shift = numbers((options.shifts[head % len(options.shifts)] for head in range(h)), query.device)
         block = torch.arange(grid.token.shape[1], device=query.device) + shift[:, None]  # (h, nb)
         index = (block % grid.used.clamp(min=1)[..., None])[..., None]  # (b, h, nb, 1)
         return Pattern(grid, Selection(index, torch.ones_like(index, dtype=torch.bool)))

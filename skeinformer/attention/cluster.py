@@ -16,15 +16,17 @@ from torch.nn import functional as F
 
 from skeinformer.attention.base import NUM_CHECKS, Attention, Trace, as_function
 from skeinformer.attention.certificate import count_real
-from skeinformer.attention.clusters import ASKED, Clusters, merge_clusters, query_metric
+from skeinformer.attention.clusters import ASKED, ClusterMerge, Clusters, merge_clusters, query_metric
 from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.operation import OPERATIONS, Operation, as_operation
 from skeinformer.attention.pilots import Pilots, compute_pilots
-from skeinformer.attention.queries import Gradient, estimated_gradient, virtual_queries
+from skeinformer.attention.queries import Gradient, estimate_of, estimated_gradient, virtual_queries
 from skeinformer.attention.selection import Selection, number_of_last, uniform_rows
 from skeinformer.attention.sharded.cluster import sharded_cluster_sketch
 from skeinformer.attention.virtual_keys import from_mask
 from skeinformer.distributed.agreement import Shares
-from skeinformer.kernels.merge import Merged, Virtual, attend_merged
+from skeinformer.kernels.choice import recorded
+from skeinformer.kernels.merge import Merged, Plan, Virtual, attend_merged
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand
 from skeinformer.registry import check_choice, check_count, check_flag
@@ -67,6 +69,14 @@ QUALITIES: dict[str, tuple[int, int, int]] = {"fast": (16, 16, 1), "accurate": (
 
 def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions) -> tuple[Tensor, Trace]:
     """Pilots, clusters, attention over them, on checked inputs."""
+    output, (pilots, clusters, spent) = attend_merged(
+        plan_clusters(inputs, noise, options, recorded(inputs.key, inputs.value))
+    )
+    return output, Trace(pilots, noise[0], spent, (pilots, clusters))
+
+
+def plan_clusters(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions, with_gradients: bool) -> Plan:
+    """Everything but the attention; with_gradients: whether keys and values will ask for theirs."""
     query, key, value, key_mask, query_mask = inputs
     noise, scale = ClusterNoise(*noise), default_scale(query, options.scale)
     source = from_mask(key, value, key_mask)
@@ -74,9 +84,9 @@ def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions)
     rows = uniform_rows(noise.pilots, query_mask, num_pilots)
     asked, spent = rows_of_metric(noise.pilots, query_mask, num_pilots, ASKED * query.shape[-1])
 
-    estimated, full = estimated_gradient(options.gradient, key, value, key_mask, d)
+    estimated, full = estimated_gradient(options.gradient, key, key_mask, d, with_gradients)
 
-    def make(key: Tensor, value: Tensor) -> tuple[Merged, tuple[Pilots, Clusters]]:
+    def make(key: Tensor, value: Tensor) -> tuple[Merged, tuple[Pilots, Clusters, Tensor]]:
         pilots = compute_pilots(query, rows, source, scale, with_mass=True)
         metric = query_metric(gather_rows(query, asked.indices), asked.live)
         clusters = merge_clusters(
@@ -94,10 +104,9 @@ def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions)
         if estimated:
             estimate = virtual_queries(noise.pilots, noise.centers, key_mask, clusters.merge.weight, d, key.shape[-1])
         merged = Merged(clusters.merge, virtual, clusters.virtual.log_weight, pilots.as_rows(), estimate)
-        return merged, (pilots, clusters)
+        return merged, (pilots, clusters, spent)
 
-    output, (pilots, clusters) = attend_merged(query, *source, make, scale, estimated=estimated, full=full)
-    return output, Trace(pilots, noise.pilots, spent, (pilots, clusters))
+    return Plan(query, *source, make, scale, estimated, full)
 
 
 def sizes_of(options: ClusterOptions) -> tuple[int, int, int]:
@@ -169,6 +178,10 @@ class Cluster(Attention):
         return ClusterNoise(rand(query.shape[-2]), rand(key.shape[-2]))
 
     @staticmethod
+    def as_operation(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions) -> Tensor | None:
+        return as_operation("cluster", inputs, noise, options)
+
+    @staticmethod
     def describe(inputs: Inputs, trace: Trace, options: ClusterOptions, error: Tensor, error_se: Tensor) -> ClusterInfo:
         pilots, (merge, virtual, _, factor) = trace.found
         d, num_pilots, _ = sizes_of(options)
@@ -185,4 +198,7 @@ class Cluster(Attention):
         )
 
 
+OPERATIONS["cluster"] = Operation(
+    ClusterOptions, plan_clusters, ClusterMerge, len(ClusterMerge._fields), lambda options: estimate_of(options.budget)
+)
 cluster_attention = as_function(Cluster, ClusterInfo, "cluster_attention")

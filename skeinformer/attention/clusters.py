@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.pilots import Pilots, column_mass, log_importance
-from skeinformer.attention.selection import Selection, sample_without_replacement
+from skeinformer.attention.selection import Selection, at_most, sample_without_replacement
 from skeinformer.attention.virtual_keys import VirtualKeys
 from skeinformer.kernels.clusters import add_of_clusters_, cluster_sums, first_of_largest, weighted_sums
 from skeinformer.kernels.merge import Virtual
@@ -107,7 +107,7 @@ def merge_clusters(
     live, share = log_weights > -torch.inf, (log_weights - largest).exp()  # (b, h, n)
     # whether each has its own, (b, h, 1); None where that is known not to be so
     full = None if n > d and source.log_weight is None else live.sum(-1, keepdim=True) <= d
-    d = min(d, n)
+    d = at_most(d, n)
     sample = sample_without_replacement(log_importance(pilots, source, scale), u, SAMPLE * d if num_steps else d)
     weight = (column_mass(pilots, source, scale) + UNSEEN * share.clamp(min=1e-6)).where(live, 0)
     weight = weight if full is None else torch.where(full, live.to(weight.dtype), weight)

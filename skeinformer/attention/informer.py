@@ -21,6 +21,7 @@ from torch import Tensor
 
 from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.selection import at_most
 from skeinformer.attention.virtual_keys import attend, from_mask
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.drawn_keys import flatness
@@ -96,7 +97,7 @@ def chosen(m: Tensor, options: InformerOptions) -> Tensor:
 def most(n: int, options: InformerOptions) -> int:
     """A bound for `chosen` of up to n tokens, a Python number; with a factor there is one to spare for rounding."""
     size = options.budget if options.factor is None else math.ceil(options.factor * math.log(n)) + 1
-    return size if size < n else n  # not min(): a compiler with symbolic n would keep it symbolic
+    return at_most(size, n)
 
 
 class Informer(Attention):

@@ -64,8 +64,8 @@ class Performer(Attention):
     phi_f(x) = exp(w_f . x - |x|^2 / 2) / sqrt(m) with x scaled by sqrt(s) = p^(-1/4). The w_f are N(0, I), orthogonal
     in blocks of p. By default every call in training draws them anew for each example and head, as does evaluation
     without `seed`. With `redraw=False` they are those of `seed` (0 unless given) in training too, one draw for each
-    head, until `redraw_features()` is called: redrawing on request. Time O(n m p), memory O((n + m) p); off the CPU
-    the m x n scores are formed.
+    head, until `redraw_features()` is called: redrawing on request. Time O(n m p), memory O((n + m) p); the m x n
+    scores are formed on devices other than CPU and CUDA.
     """
 
     Options = PerformerOptions

@@ -2,10 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from skeinformer.attention.block_sparse import BlockSparse, Mask, Pattern, cut, window_band, window_blocks
+from skeinformer.attention.block_sparse import BlockSparse, Mask, Pattern, cut, numbers, window_band, window_blocks
 from skeinformer.attention.selection import Selection
 from skeinformer.registry import check_count
 
@@ -49,6 +48,8 @@ class Longformer(BlockSparse):
         size = min(options.window, query.shape[2])
         grid, band = cut(query, key_mask, size), window_band(size, options.window, query.device)
         present = [token for token in options.global_tokens if token < query.shape[2]]
-        slots = torch.tensor(present, dtype=torch.long, device=query.device).expand(len(query), -1)  # (b, g)
-        everywhere = Selection(slots, grid.live.flatten(1).gather(1, slots)) if present else None
+        if not present:
+            return Pattern(grid, window_blocks(grid), None, band)
+        slots = numbers(present, query.device).expand(len(query), -1)  # (b, g)
+        everywhere = Selection(slots, grid.live.flatten(1).gather(1, slots))
         return Pattern(grid, window_blocks(grid), everywhere, band)

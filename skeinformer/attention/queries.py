@@ -22,7 +22,7 @@ from torch import Tensor
 
 from skeinformer.attention.clusters import find_centers, nearest, query_metric
 from skeinformer.attention.selection import sample_without_replacement, uniform_rows
-from skeinformer.kernels.choice import known, recorded, statistics_dtype
+from skeinformer.kernels.choice import known, statistics_dtype
 from skeinformer.kernels.fused import row_gradients
 from skeinformer.kernels.merge import Estimate
 from skeinformer.kernels.queries import add_weighted_product_, query_sums
@@ -70,13 +70,14 @@ def query_gradients(
 
 
 def estimated_gradient(
-    gradient: Gradient, key: Tensor, value: Tensor, key_mask: Tensor | None, d: int
+    gradient: Gradient, key: Tensor, key_mask: Tensor | None, d: int, with_gradients: bool
 ) -> tuple[bool, Tensor | None]:
     """Whether keys and values get the gradient of exact attention, estimated, and where not, (b, 1, 1, 1).
 
-    Where no more than d keys are real, all of them are kept: the output is exact, and so is its own gradient.
+    with_gradients: whether keys and values will ask for any. Where no more than d keys are real, all of them are kept:
+    the output is exact, and so is its own gradient.
     """
-    if gradient == "keys" or key.shape[-2] <= d or not recorded(key, value):
+    if gradient == "keys" or key.shape[-2] <= d or not with_gradients:
         return False, None
     if key_mask is None:
         return True, None
@@ -94,7 +95,12 @@ def virtual_queries(
 ) -> Estimate:
     """`query_gradients` of `size` virtual queries or LEAST, drawn by the numbers that decided the output already."""
     asked = uniform_rows(of_keys, key_mask, ASKED * width)
-    return Estimate(query_gradients, (fresh_numbers(of_queries), *asked, mass), max(size, LEAST))
+    return estimate_of(size)._replace(drawn=(fresh_numbers(of_queries), *asked, mass))
+
+
+def estimate_of(size: int) -> Estimate:
+    """`virtual_queries` without what is drawn."""
+    return Estimate(query_gradients, (), max(size, LEAST))
 
 
 def fresh_numbers(u: Tensor) -> Tensor:

@@ -20,3 +20,14 @@ def run(attend: Callable[[Inputs, Any], tuple[Tensor, T]], inputs: Inputs, noise
     finally:
         set_inside(before)
     return clear_padding(output, inputs.query_mask), trace
+
+
+def run_alone(
+    as_operation: Callable[[Inputs, Any], Tensor | None],
+    attend: Callable[[Inputs, Any], tuple[Tensor, Any]],
+    inputs: Inputs,
+    noise: Noise,
+) -> Tensor:
+    """`run` without the trace: by one operation, where a graph is compiled that had better have one."""
+    output = as_operation(inputs, noise)
+    return run(attend, inputs, noise)[0] if output is None else clear_padding(output, inputs.query_mask)

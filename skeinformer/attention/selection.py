@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from skeinformer.noise import gumbel
 
@@ -20,9 +21,22 @@ class Selection(NamedTuple):
         return torch.nn.functional.pad(index, (0, size - index.shape[-1]), value=-1)
 
 
+def at_most(k: int, n: int) -> int:
+    """min(k, n), decided now: in a graph with symbolic lengths `min` would stay a symbol."""
+    return k if k <= n else n
+
+
 def top(score: Tensor, k: int) -> Selection:
-    """The k largest scores; -inf never counts as chosen."""
-    values, index = score.topk(min(k, score.shape[-1]), -1)
+    """The k largest scores; -inf never counts as chosen. Of fewer than k all, in their order of rank.
+
+    An exported graph may have to take lengths below k and above: there are always k places then, and an empty one
+    repeats the last index. It has no gradient.
+    """
+    n = score.shape[-1]
+    if torch.compiler.is_exporting() and not statically_known_true(n >= k):
+        values, index = torch.nn.functional.pad(score, (0, k), value=-torch.inf).topk(k, -1)
+        return Selection(index.clamp(max=n - 1), values > -torch.inf)
+    values, index = score.topk(at_most(k, n), -1)
     return Selection(index, values > -torch.inf)
 
 

@@ -16,17 +16,18 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.base import Attention, Trace, as_function
-from skeinformer.attention.columns import merge_columns
+from skeinformer.attention.columns import ColumnMerge, merge_columns
 from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.operation import OPERATIONS, Operation, as_operation
 from skeinformer.attention.pilots import Pilots, column_mass, compute_pilots, log_importance
-from skeinformer.attention.queries import Gradient, estimated_gradient, virtual_queries
+from skeinformer.attention.queries import Gradient, estimate_of, estimated_gradient, virtual_queries
 from skeinformer.attention.selection import Selection, sample_without_replacement, uniform_rows
 from skeinformer.attention.sharded.skein import UseOfPilots, sharded_algorithm_1
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.group import Group
-from skeinformer.kernels.choice import statistics_dtype
-from skeinformer.kernels.merge import Merged, Virtual, attend_merged, write_rows
+from skeinformer.kernels.choice import recorded, statistics_dtype
+from skeinformer.kernels.merge import Merged, Plan, Virtual, attend_merged, write_rows
 from skeinformer.noise import Rand
 from skeinformer.registry import check_choice, check_count, check_flag
 from skeinformer.sketch.sampling import subsampling
@@ -75,27 +76,45 @@ class Selected(NamedTuple):
 
 def algorithm_1(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> tuple[Tensor, Trace]:
     """Algorithm 1 of Chen et al. (2022), line by line, on checked inputs."""
-    query, key, value, key_mask, query_mask = inputs
-    noise, scale = SkeinNoise(*noise), default_scale(query, options.scale)
-    source = from_mask(key, value, key_mask)
-    estimated, full = estimated_gradient(options.gradient, key, value, key_mask, options.budget)
+    selected: Selected
+    if options.row_norm == "none":
+        query, source, scale = inputs.query, from_mask(*inputs[1:4]), default_scale(inputs.query, options.scale)
+        pilots, log_probability = rows_and_importance(inputs, source, noise, options, scale)
+        output, columns = sketched_product(query, source, log_probability, noise[1], scale)
+        output = write_rows(output, pilots.as_rows() if pilots is not None and options.reuse_pilots else None)
+        selected = Selected(pilots, log_probability, columns)
+    else:
+        # lines 7 and 11: attention over the columns
+        output, selected = attend_merged(plan_columns(inputs, noise, options, recorded(inputs.key, inputs.value)))
+    return output, Trace(selected.pilots, noise[0], None, selected)
 
-    def rows_and_importance() -> tuple[Pilots | None, Tensor]:
-        # lines 1 to 3: rows J, uniformly, and B_J V
-        pilots = None
-        if options.reuse_pilots or options.columns == "importance":
-            assert options.num_pilots is not None
-            rows = uniform_rows(noise.pilots, query_mask, options.num_pilots)
-            pilots = compute_pilots(query, rows, source, scale, with_mass=estimated)
-        # line 4: Eq. (5)
-        if pilots is not None and options.columns == "importance":
-            return pilots, log_importance(pilots, source, scale)
-        return pilots, source.log_weights()
+
+def rows_and_importance(
+    inputs: Inputs, source: VirtualKeys, noise: SkeinNoise, options: SkeinOptions, scale: float, with_mass: bool = False
+) -> tuple[Pilots | None, Tensor]:
+    """Lines 1 to 4: pilot rows, where there are any, and log probabilities of the columns up to a constant."""
+    # lines 1 to 3: rows J, uniformly, and B_J V
+    pilots = None
+    if options.reuse_pilots or options.columns == "importance":
+        assert options.num_pilots is not None
+        rows = uniform_rows(noise[0], inputs.query_mask, options.num_pilots)
+        pilots = compute_pilots(inputs.query, rows, source, scale, with_mass=with_mass)
+    # line 4: Eq. (5)
+    if pilots is not None and options.columns == "importance":
+        return pilots, log_importance(pilots, source, scale)
+    return pilots, source.log_weights()
+
+
+def plan_columns(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions, with_gradients: bool) -> Plan:
+    """Everything but the attention over the columns; with_gradients: whether keys and values will ask for theirs."""
+    _, key, value, key_mask, _ = inputs
+    source, scale = from_mask(key, value, key_mask), default_scale(inputs.query, options.scale)
+    estimated, full = estimated_gradient(options.gradient, key, key_mask, options.budget, with_gradients)
 
     def select(key: Tensor, value: Tensor) -> tuple[Merged, Selected]:
-        pilots, log_probability = rows_and_importance()
+        pilots, log_probability = rows_and_importance(inputs, source, noise, options, scale, estimated)
         # lines 5 to 10: columns J', and what stands for the others
-        columns = sample_without_replacement(log_probability, noise.columns, options.budget)
+        columns = sample_without_replacement(log_probability, noise[1], options.budget)
         merge, virtual = merge_columns(source._replace(keys=key, values=value), columns, options.row_norm == "adaptive")
         # line 12: the pilot rows are known exactly
         rows = pilots.as_rows() if pilots is not None and options.reuse_pilots else None
@@ -108,15 +127,7 @@ def algorithm_1(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> tup
         merged = Merged(merge, Virtual(virtual.keys, virtual.values, None), virtual.log_weight, rows, estimate)
         return merged, Selected(pilots, log_probability, columns)
 
-    if options.row_norm == "none":
-        pilots, log_probability = rows_and_importance()
-        output, columns = sketched_product(query, source, log_probability, noise.columns, scale)
-        output = write_rows(output, pilots.as_rows() if pilots is not None and options.reuse_pilots else None)
-        selected = Selected(pilots, log_probability, columns)
-    else:
-        # lines 7 and 11: attention over the columns
-        output, selected = attend_merged(query, *source, select, scale, estimated=estimated, full=full)
-    return output, Trace(selected.pilots, noise.pilots, None, selected)
+    return Plan(inputs.query, *source, select, scale, estimated, full)
 
 
 def sketched_product(
@@ -200,6 +211,10 @@ class Skeinformer(Attention):
         return SkeinNoise(pilots, rand(key.shape[-2]))
 
     @staticmethod
+    def as_operation(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> Tensor | None:
+        return None if options.row_norm == "none" else as_operation("skeinformer", inputs, noise, options)
+
+    @staticmethod
     def describe(inputs: Inputs, trace: Trace, options: SkeinOptions, error: Tensor, error_se: Tensor) -> SkeinInfo:
         pilots, log_probability, columns, log_total = trace.found
         assert options.num_pilots is not None
@@ -213,4 +228,7 @@ class Skeinformer(Attention):
         return SkeinInfo(rows, columns.marked(options.budget), log_probability, error, error_se)
 
 
+OPERATIONS["skeinformer"] = Operation(
+    SkeinOptions, plan_columns, ColumnMerge, len(ColumnMerge._fields), lambda options: estimate_of(options.num_pilots)
+)
 skein_attention = as_function(Skeinformer, SkeinInfo, "skein_attention")

@@ -8,7 +8,7 @@ autograd where the fast form has no gradient.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,56 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _only_plain = False
+
+HALF = {torch.bfloat16: 3, torch.float16: 2}  # columns that hold a float32: of 8 bits each, and of 11
+ALIGNED = 8  # the kernels of CUDA take widths that are multiples of it
+WIDEST = 256  # the widest keys that the flash kernel takes
+
+
+class Route(NamedTuple):
+    """How a fused kernel is called, and which."""
+
+    weights: Literal["none", "mask", "columns"]
+    """As what it gets the log weights: there are none, a row that is added to the scores, columns of the keys."""
+    columns: int
+    """How many columns."""
+    width: int
+    """Of queries, keys and values as it gets them."""
+    normalizer: Literal["cpu", "flash", "efficient", "scores"]
+    """Which kernel hands over the log of the row sums; "scores": none does, and the scores are formed."""
+    infinite: bool
+    """Whether it takes a weight of -inf, also in all slots of a row; else a slot is empty by a large finite number."""
+
+
+def route(
+    device: str, dtype: torch.dtype, width: int, value_width: int, weighted: bool, *, recent: bool = True
+) -> Route:
+    """The call for tensors on a type of device: a pure function, whose table is in docs/devices.md.
+
+    width, value_width: p of queries and keys, and p_v. weighted: whether there are log weights. recent: whether a GPU
+    has compute capability 8 (Ampere) or more; older ones have no flash kernel and none for bfloat16.
+    """
+    if device == "cpu":
+        return Route("mask" if weighted else "none", 0, max(width, value_width), "cpu", True)
+    columns = HALF.get(dtype, 0) if weighted else 0
+    weights: Literal["none", "mask", "columns"] = "none" if not weighted else "columns" if columns else "mask"
+    width = max(width + columns, value_width)
+    if device != "cuda":
+        return Route(weights, columns, width, "scores", False)
+    width = -(-width // ALIGNED) * ALIGNED
+    if dtype == torch.float64 or (dtype == torch.bfloat16 and not recent):
+        return Route(weights, columns, width, "scores", False)
+    flash = dtype in HALF and recent and width <= WIDEST
+    return Route(weights, columns, width, "flash" if flash else "efficient", False)
+
+
+def route_of(query: Tensor, values: Tensor, log_weight: Tensor | None) -> Route:
+    """`route` for these tensors; inside `plain_forms` no kernel hands over its normalizer."""
+    kind, recent = query.device.type, True
+    if kind == "cuda" and torch.cuda.is_available():
+        recent = torch.cuda.get_device_properties(query.device).major >= 8
+    found = route(kind, query.dtype, query.shape[-1], values.shape[-1], log_weight is not None, recent=recent)
+    return found._replace(normalizer="scores") if _only_plain else found
 
 
 @contextmanager
@@ -64,18 +114,16 @@ def by_hand(query: Tensor, value: Tensor) -> bool:
     return at_hand(query) and query.shape[-1] == value.shape[-1]
 
 
-def has_normalizer(query: Tensor) -> bool:
-    """Whether the fused kernel for these queries hands over its normalizer and has a gradient to call: the CPU's."""
-    return query.device.type == "cpu" and not _only_plain
+def in_one_operation(query: Tensor, value: Tensor) -> bool:
+    """Whether a sketch is one operation of the graph that is being compiled: on a CPU, where its fast forms then run.
 
-
-def takes_float32_weights(query: Tensor) -> bool:
-    """Whether the fused kernel takes float32 log weights with these queries.
-
-    With half precision only the CPU's does; others want the mask in the precision of the query, or misread it, and
-    rounding a log weight to bfloat16 costs more than the rest of the sketch.
+    Not in an exported graph, which others are to run, nor under vmap or grad.
     """
-    return query.device.type == "cpu" or query.dtype not in (torch.float16, torch.bfloat16)
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    if _only_plain or query.device.type != "cpu" or query.shape[-1] != value.shape[-1]:
+        return False
+    return torch._C._functorch.get_dynamic_layer_stack_depth() == 0
 
 
 def first_derivative_only(backward: Callable[P, R]) -> Callable[P, R]:

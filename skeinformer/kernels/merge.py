@@ -15,17 +15,16 @@ R through the merge. For V the mean of both is taken, whose errors differ. Q's g
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded
 from skeinformer.kernels.fused import attend, attend_backward, attend_with_normalizer
-from skeinformer.kernels.rows import batches, gather_rows, write_rows_
+from skeinformer.kernels.rows import batches, gather_rows, rows_left, write_rows_
 
 MANY = 1 / 6  # from this share of exact rows on, gathering the other rows is quicker than computing all
-T = TypeVar("T")
 
 
 class Virtual(NamedTuple):
@@ -81,22 +80,28 @@ class Merged(NamedTuple):
     estimate: Estimate | None = None
 
 
-def attend_merged(
-    query: Tensor,  # (b, h, n, p)
-    key: Tensor,  # (b, h, n_k, p)
-    value: Tensor,  # (b, h, n_k, p_v)
-    log_weight: Tensor | None,  # (b, h, n_k)
-    make: Callable[[Tensor, Tensor], tuple[Merged, T]],
-    scale: float,
-    *,
-    estimated: bool = False,
-    full: Tensor | None = None,  # (b, h, 1, 1)
-) -> tuple[Tensor, T]:
+class Plan(NamedTuple):
+    """Merged attention that is still to be computed."""
+
+    query: Tensor  # (b, h, n, p)
+    key: Tensor  # (b, h, n_k, p)
+    value: Tensor  # (b, h, n_k, p_v)
+    log_weight: Tensor | None  # (b, h, n_k)
+    make: Callable[[Tensor, Tensor], tuple[Merged, Any]]
+    """What key and value are merged into, and what else there is to say of it."""
+    scale: float
+    estimated: bool = False
+    """Whether `make` makes an Estimate of the gradients of key and value."""
+    full: Tensor | None = None  # (b, h, 1, 1)
+    """Where R is exact and its derivative taken."""
+
+
+def attend_merged(plan: Plan) -> tuple[Tensor, Any]:
     """Attention over what `make` makes of key and value, and what `make` says beside it: (b, h, n, p_v).
 
-    Gradients reach query, key and value: by hand, from what was drawn, or else by autograd through `make`. estimated:
-    whether `make` makes an Estimate of the gradients of key and value. full: where R is exact and its derivative taken.
+    Gradients reach query, key and value: by hand, from what was drawn, or else by autograd through `make`.
     """
+    query, key, value, log_weight, make, scale, estimated, full = plan
     if not by_hand(query, value):
         made, said = make(*(parts_of_gradient(key, value, full) if estimated else (key, value)))
         output = attend(query, *made.virtual[:2], made.log_weight, scale)
@@ -108,14 +113,20 @@ def attend_merged(
             held = (query.detach(), log_weight, None if made.rows is None else made.rows.indices, full)
             output = AddGradient.apply(output, key, value, *held, gradients, size, scale, *drawn)  # type: ignore[no-untyped-call]
         return output, said
-    with torch.no_grad():
-        made, said = make(key, value)
-    if made.virtual.slope is not None:
-        made = made._replace(virtual=made.virtual._replace(slope=made.virtual.slope.to(query.dtype)))
+    made, said = merged_of(plan)
     if not recorded(query, key, value):
-        return _attend_others(query, made.virtual, made.log_weight, made.rows, scale, in_place=True)[0], said
-    written = _AttendMerged.apply(query, key, value, log_weight, made, full, scale)  # type: ignore[no-untyped-call]
-    return cast(Tensor, written), said
+        return attend_others(query, made, scale, in_place=True)[0], said
+    output = _AttendMerged.apply(query, key, value, log_weight, made, full, scale)  # type: ignore[no-untyped-call]
+    return output, said
+
+
+@torch.no_grad()
+def merged_of(plan: Plan) -> tuple[Merged, Any]:
+    """What `make` makes of key and value, without their gradients."""
+    made, said = plan.make(plan.key, plan.value)
+    if made.virtual.slope is not None:
+        made = made._replace(virtual=made.virtual._replace(slope=made.virtual.slope.to(plan.query.dtype)))
+    return made, said
 
 
 def parts_of_gradient(key: Tensor, value: Tensor, full: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -227,18 +238,15 @@ class _Others(NamedTuple):
     normalizer: Tensor  # (b, h, n - P)
 
 
-def _attend_others(
-    query: Tensor, virtual: Virtual, weight: Tensor | None, exact: ExactRows | None, scale: float, *, in_place: bool
-) -> tuple[Tensor, _Others]:
+def attend_others(query: Tensor, merged: Merged, scale: float, *, in_place: bool) -> tuple[Tensor, _Others]:
     """The output, and what its gradient needs; in place the slope is added where the latter is."""
-    keys, values, slope = virtual
+    _, (keys, values, slope), weight, exact, _ = merged
     n, num_exact = query.shape[-2], 0 if exact is None else exact.queries.shape[-2]
     if exact is None or num_exact == n or num_exact < MANY * n:
         others = _Others(None, query, *attend_with_normalizer(query, keys, values, weight, scale))
         output = _add_slope(others.output, query, slope, others.output if in_place else torch.empty_like(query))
     else:
-        left = torch.ones_like(query[..., 0], dtype=torch.bool).scatter_(-1, exact.indices, False)  # (b, h, n)
-        rows = left.nonzero()[:, -1].view(*query.shape[:2], n - num_exact)
+        rows = rows_left(exact.indices, n)
         chosen = gather_rows(query, rows)
         others = _Others(rows, chosen, *attend_with_normalizer(chosen, keys, values, weight, scale))
         sloped = _add_slope(others.output, chosen, slope, others.output if in_place else torch.empty_like(chosen))
@@ -246,6 +254,100 @@ def _attend_others(
     if exact is not None:
         write_rows_(output, exact.indices, exact.output)
     return output, others
+
+
+class Kept(NamedTuple):
+    """What the backward pass needs beside its inputs, the output, the Merge and what the Estimate has drawn."""
+
+    rows: Tensor | None  # (b, h, n - P), None for all
+    query: Tensor | None  # (b, h, n - P, p), None where it is all of the query
+    output: Tensor | None  # (b, h, n - P, p), None where it is that of the forward pass
+    normalizer: Tensor  # (b, h, n - P), +inf for exact rows
+    keys: Tensor  # (b, h, m', p)
+    values: Tensor  # (b, h, m', p_v)
+    slope: Tensor | None  # (b, h, p, p_v)
+    weight: Tensor | None  # (b, h, m')
+    indices: Tensor | None  # (b, h, P), None where no row is exact; so are the next three
+    queries: Tensor | None  # (b, h, P, p)
+    exact: Tensor | None  # (b, h, P, p_v)
+    log_sum: Tensor | None  # (b, h, P)
+    full: Tensor | None  # (b, h, 1, 1)
+
+
+def merged_forward(query: Tensor, merged: Merged, full: Tensor | None, scale: float) -> tuple[Tensor, Kept]:
+    """The output by hand, without gradient, and what its gradient needs."""
+    output, others = attend_others(query, merged, scale, in_place=False)
+    exact = merged.rows
+    if exact is not None and others.rows is None:
+        others.normalizer.scatter_(-1, exact.indices, torch.inf)
+    chosen = None if others.rows is None else others.query
+    without_slope = None if others.output is output else others.output
+    rows = (None, None, None, None) if exact is None else tuple(exact)
+    kept = (others.rows, chosen, without_slope, others.normalizer, *merged.virtual, merged.log_weight, *rows, full)
+    return output, Kept(*kept)
+
+
+class Source(NamedTuple):
+    """What the forward pass was given."""
+
+    query: Tensor | None
+    key: Tensor
+    value: Tensor
+    log_weight: Tensor | None
+
+
+def merged_backward(
+    gradient: Tensor,
+    source: Source,
+    output: Tensor | None,
+    kept: Kept,
+    merge: Merge,
+    estimate: Estimate | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value. Query and output are not asked for where Kept has its own."""
+    _, key, value, log_weight = source
+    rows, keys, values, slope, indices, full = kept.rows, kept.keys, kept.values, kept.slope, kept.indices, kept.full
+    query = source.query if kept.query is None else kept.query
+    output = output if kept.output is None else kept.output
+    assert query is not None
+    assert output is not None
+    of_others = gradient if rows is None else gather_rows(gradient, rows)
+    d_query, d_keys, d_values = attend_backward(
+        of_others, query, keys, values, kept.weight, output, kept.normalizer, scale
+    )
+    d_slope = None
+    if slope is not None:
+        d_slope = torch.empty_like(slope)
+        for dq, dr, g, q, dg in batches(d_query, of_others, slope, query, d_slope):
+            dq.baddbmm_(dr, g.mT)
+            torch.bmm(q.mT, dr, out=dg)
+    if rows is not None:
+        d_query = write_rows_(torch.empty_like(gradient, memory_format=torch.contiguous_format), rows, d_query)
+    if indices is None or kept.queries is None or kept.exact is None or kept.log_sum is None:
+        d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
+    else:
+        of_rows = gather_rows(gradient, indices)
+        d_rows, d_key, d_value = attend_backward(
+            of_rows, kept.queries, key, value, log_weight, kept.exact, kept.log_sum, scale
+        )
+        write_rows_(d_query, indices, d_rows)
+        if d_slope is not None and rows is None:
+            d_slope -= kept.queries.mT @ of_rows
+    virtual, gradients = Virtual(keys, values, slope), Virtual(d_keys, d_values, d_slope)
+    if estimate is None:
+        merge.add_gradients_((d_key, d_value), key, value, virtual, gradients)
+        return d_query, d_key, d_value
+    if slope is not None:
+        output = _add_slope(output, query, slope, torch.empty_like(output))
+    drawn = list(estimate.drawn)
+    if rows is not None:
+        drawn[0] = drawn[0].gather(-1, rows)
+    elif indices is not None and kept.exact is not None:
+        of_others = write_rows_(of_others.clone(), indices, torch.zeros_like(kept.exact))
+    found = estimate.gradients(query, key, value, log_weight, output, of_others, scale, *drawn, estimate.size)
+    add_estimated_((d_key, d_value), found, full, merge, key, value, virtual, gradients)
+    return d_query, d_key, d_value
 
 
 class _AttendMerged(torch.autograd.Function):
@@ -260,60 +362,24 @@ class _AttendMerged(torch.autograd.Function):
         full: Tensor | None,
         scale: float,
     ) -> Tensor:
-        merge, virtual, weight, exact, estimate = merged
-        output, others = _attend_others(query, virtual, weight, exact, scale, in_place=False)
-        if exact is not None and others.rows is None:
-            others.normalizer.scatter_(-1, exact.indices, torch.inf)
-        rows = () if exact is None else tuple(exact)
-        estimating = () if estimate is None else estimate.drawn
+        output, kept = merged_forward(query, merged, full, scale)
+        drawn = () if merged.estimate is None else merged.estimate.drawn
         # all that was drawn too: a checkpoint that draws anew would else mix two draws
-        ctx.save_for_backward(key, value, log_weight, full, *others, *virtual, weight, *rows, *estimating, *merge)
-        ctx.merge, ctx.num_exact, ctx.scale = type(merge), len(rows), scale
-        ctx.estimate = None if estimate is None else (estimate.gradients, estimate.size, len(estimating))
+        whole = (query if kept.query is None else None, key, value, log_weight, output if kept.output is None else None)
+        ctx.save_for_backward(*whole, *kept, *drawn, *merged.merge)
+        ctx.merge, ctx.scale, ctx.num_drawn = type(merged.merge), scale, len(drawn)
+        ctx.estimate = None if merged.estimate is None else merged.estimate._replace(drawn=())
         return output
 
     @staticmethod
     @first_derivative_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        key, value, log_weight, full, rows, query, output, normalizer, *rest = ctx.saved_tensors
-        keys, values, slope, weight, *rest = rest
-        exact, rest = rest[: ctx.num_exact], rest[ctx.num_exact :]
-        gradients_of, size, count = ctx.estimate or (None, 0, 0)
-        estimating, drawn = rest[:count], rest[count:]
-        of_others = gradient if rows is None else gather_rows(gradient, rows)
-        d_query, d_keys, d_values = attend_backward(
-            of_others, query, keys, values, weight, output, normalizer, ctx.scale
-        )
-        d_slope = None
-        if slope is not None:
-            d_slope = torch.empty_like(slope)
-            for dq, dr, g, q, dg in batches(d_query, of_others, slope, query, d_slope):
-                dq.baddbmm_(dr, g.mT)
-                torch.bmm(q.mT, dr, out=dg)
-        if rows is not None:
-            d_query = write_rows_(torch.empty_like(gradient, memory_format=torch.contiguous_format), rows, d_query)
-        if exact:
-            indices, queries, exact_output, log_sum = exact
-            of_rows = gather_rows(gradient, indices)
-            d_rows, d_key, d_value = attend_backward(
-                of_rows, queries, key, value, log_weight, exact_output, log_sum, ctx.scale
-            )
-            write_rows_(d_query, indices, d_rows)
-            if d_slope is not None and rows is None:
-                d_slope -= queries.mT @ of_rows
-        else:
-            d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
-        virtual, gradients = Virtual(keys, values, slope), Virtual(d_keys, d_values, d_slope)
-        merge = ctx.merge(*drawn)
-        if gradients_of is None:
-            merge.add_gradients_((d_key, d_value), key, value, virtual, gradients)
-            return d_query, d_key, d_value, None, None, None, None
-        if slope is not None:
-            output = _add_slope(output, query, slope, torch.empty_like(output))
-        if rows is not None:
-            estimating[0] = estimating[0].gather(-1, rows)
-        elif exact:
-            of_others = write_rows_(of_others.clone(), exact[0], torch.zeros_like(exact[2]))
-        found = gradients_of(query, key, value, log_weight, output, of_others, ctx.scale, *estimating, size)
-        add_estimated_((d_key, d_value), found, full, merge, key, value, virtual, gradients)
-        return d_query, d_key, d_value, None, None, None, None
+        saved = ctx.saved_tensors
+        (source, output), kept, rest = (saved[:4], saved[4]), saved[5 : 5 + SIZE], saved[5 + SIZE :]
+        drawn, merge = rest[: ctx.num_drawn], ctx.merge(*rest[ctx.num_drawn :])
+        estimate = None if ctx.estimate is None else ctx.estimate._replace(drawn=drawn)
+        gradients = merged_backward(gradient, Source(*source), output, Kept(*kept), merge, estimate, ctx.scale)
+        return *gradients, None, None, None, None
+
+
+SIZE = len(Kept._fields)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from skeinformer.kernels.choice import at_hand, recorded
+from skeinformer.kernels.choice import at_hand, fast_form, recorded
 
 
 def is_one_batch(x: Tensor) -> bool:
@@ -70,6 +70,19 @@ def add_rows_(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
         listed.index_add_(0, row, rows.reshape(-1, rows.shape[-1]))
         return x
     return x.scatter_add_(-2, _per_element(index, x), rows)
+
+
+def rows_left_by_rank(index: Tensor, n: int) -> Tensor:
+    """`rows_left` as the first of all rows in order, the others after them."""
+    taken = torch.zeros((*index.shape[:-1], n), dtype=torch.uint8, device=index.device).scatter_(-1, index, 1)
+    return taken.argsort(dim=-1, stable=True)[..., : n - index.shape[-1]]
+
+
+@fast_form(rows_left_by_rank)
+def rows_left(index: Tensor, n: int) -> Tensor:
+    """The rows of n that are not among distinct ones: (..., k) -> (..., n - k), in their order."""
+    left = torch.ones((*index.shape[:-1], n), dtype=torch.bool, device=index.device).scatter_(-1, index, False)
+    return left.nonzero()[:, -1].view(*index.shape[:-1], n - index.shape[-1])
 
 
 def _per_element(index: Tensor, x: Tensor) -> Tensor:

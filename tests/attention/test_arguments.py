@@ -8,7 +8,7 @@ import torch
 
 from skeinformer import SkeinNoise, build, choose_budget, draw, skein_attention
 from skeinformer.attention import METHODS
-from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
+from skeinformer.attention.virtual_keys import from_mask
 from tests.helpers import generator, relative_error, tensors
 
 Q, K, V = (x.detach() for x in tensors(2, 2, 9, dtype=torch.float32))
@@ -117,23 +117,6 @@ def test_no_mask_means_no_mask_for_the_kernel() -> None:
     assert from_mask(K, V).log_weight is None
     expected = torch.nn.functional.scaled_dot_product_attention(Q, K, V)
     assert torch.equal(build("softmax", head_dim=4)(Q, K, V), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_where_the_kernel_wants_half_precision_weights(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
-    """There the weighted call runs in float32, as no rounding of a log weight may reach the result."""
-    monkeypatch.setattr(
-        "skeinformer.kernels.fused.takes_float32_weights",
-        lambda query: query.dtype in (torch.float32, torch.float64),
-    )
-    q, k, v = (x.to(dtype) for x in (Q, K, V))
-    log_weight = torch.linspace(0, 9, 9).expand(2, 2, 9)
-    output = attend(q, VirtualKeys(k, v, log_weight), 0.5)
-    assert output.dtype == dtype
-    expected = attend(q.double(), VirtualKeys(k.double(), v.double(), log_weight.double()), 0.5)
-    torch.testing.assert_close(output.double(), expected, rtol=2**-7, atol=2**-8)
 
 
 def test_shapes_alone_can_be_traced() -> None:

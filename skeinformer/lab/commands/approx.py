@@ -13,6 +13,7 @@ from rich.console import Console
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import offer, parse_all
 from skeinformer.lab.console import plain_table, print_whole, progress, say
+from skeinformer.lab.device import Device, check_device
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.approx import KEYS, Experiment, cases, compact, error_records, load_source, summarize
 from skeinformer.lab.measure.approx_time import TIME_KEYS, time_records
@@ -78,6 +79,8 @@ class Approx:
     """How often each method is timed; 0 for no times."""
     only: Literal["errors", "time"] | None = None
     """Run one part. Default: errors, then time."""
+    device: Device = "cpu"
+    """Where to measure: cpu, or cuda for the GPU that torch takes first. The model itself stays on the CPU."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     seed: int = 0
@@ -122,6 +125,7 @@ def as_experiment(options: Approx) -> Experiment:
     """The options of the command as an experiment, or a ValueError that names the wrong one."""
     if not options.methods:
         raise ValueError("methods is empty; give at least one")
+    check_device(options.device)
     if options.contenders is not None:
         offer(options.contenders)
     return Experiment(
@@ -137,6 +141,7 @@ def as_experiment(options: Approx) -> Experiment:
         where=tuple(column_and_value(item) for item in options.text_filter),
         gradient_trials=options.gradient_trials,
         time_rounds=options.time_rounds,
+        device=options.device,
     )
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from skeinformer.compare.contender import offer
 from skeinformer.lab.console import Filling, filling, plain_table
+from skeinformer.lab.device import Device, check_device
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.speed import (
     IDENTITY,
@@ -61,6 +62,8 @@ class Bench:
     """The head width p."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """Of queries, keys and values; --peers and --step are always in float32."""
+    device: Device = "cpu"
+    """Where to measure: cpu, or cuda for the GPU that torch takes first."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     rounds: int = 7
@@ -87,6 +90,7 @@ def command(options: Bench) -> None:
 def run_bench(options: Bench, console: Console | None = None) -> Path:
     """Measure what is missing in the records file, print what came out, and return the path of the file."""
     console = console or Console(highlight=False)
+    check_device(options.device)
     options.records.parent.mkdir(parents=True, exist_ok=True)  # fails before anything is measured
     known = read_known(options.records)
     measured = []
@@ -126,6 +130,7 @@ def measure(options: Bench, known: Sequence[Record], display: Filling) -> Iterat
                 head_dim=options.head_dim,
                 budget=options.budget,
                 rounds=options.rounds,
+                device=options.device,
                 known=known,
                 on_step=display.step,
                 on_skip=on_skip,
@@ -142,6 +147,7 @@ def measure(options: Bench, known: Sequence[Record], display: Filling) -> Iterat
                 budget=options.budget,
                 rounds=options.rounds,
                 seed=options.seed,
+                device=options.device,
                 known=known,
                 on_step=display.step,
             )
@@ -156,6 +162,7 @@ def measure(options: Bench, known: Sequence[Record], display: Filling) -> Iterat
         heads=options.heads,
         head_dim=options.head_dim,
         dtype=options.dtype,
+        device=options.device,
         modes=options.modes,
         rounds=options.rounds,
         max_seconds=options.max_seconds,
@@ -207,7 +214,7 @@ def growth_rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     groups: dict[tuple[object, ...], list[Record]] = {}
     # of an n with several batches the greatest stays
     for record in sorted(records, key=lambda r: (required(r, "n"), required(r, "batch"))):
-        names = ("mode", "label", "budget", "heads", "head_dim", "dtype", "threads")
+        names = ("mode", "label", "budget", "heads", "head_dim", "dtype", "threads", "device")
         groups.setdefault(tuple(record.get(name) for name in names), []).append(record)
     for rows in groups.values():
         times = {required(r, "n"): required(r, "seconds") / required(r, "batch") for r in rows}

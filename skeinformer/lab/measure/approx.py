@@ -28,6 +28,7 @@ from skeinformer.compare.measure import (
     row_error,
     spectral_error,
 )
+from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.pretrained import (
     WEIGHTS,
     Pretrained,
@@ -44,7 +45,7 @@ from skeinformer.registry import check_choice, check_count
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
-KEYS: tuple[str, ...] = ("model", "text", "seed", "weights", "layer", "n", "method", "options", "budget")
+KEYS: tuple[str, ...] = ("model", "text", "seed", "weights", "layer", "n", "method", "options", "budget", "device")
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 VALUES = (
     "spectral",
@@ -78,6 +79,7 @@ class Experiment:
     where: tuple[tuple[str, str], ...] = ()
     gradient_trials: int = 8
     time_rounds: int = 5
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for name in ("contenders", "lengths", "budgets", "weights", "layers"):
@@ -104,6 +106,7 @@ class Experiment:
             "model": "MiniLM" if self.model is None else self.model,
             "text": " ".join([text, *("=".join(pair) for pair in self.where)]),
             "seed": self.seed,
+            **device_field(self.device),
         }
 
 
@@ -148,10 +151,11 @@ class Input(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The model, and as many tokens of the text as the experiment needs."""
+    """The model, as many tokens of the text as the experiment needs, and where queries, keys and values go."""
 
     pretrained: Pretrained
     tokens: Tensor
+    device: str = "cpu"
 
     def states(self, trial: int, n: int, layers: Sequence[int]) -> dict[int, Tensor]:
         """What enters the layers on the piece of text of a trial: (n, width) each."""
@@ -160,11 +164,15 @@ class Source(NamedTuple):
     def qkv(self, states: dict[int, Tensor], about: Input, seed: int) -> QKV:
         """Q, K and V, (1, h, n, p) each; `seed` is the experiment's."""
         seed = stream_seed(seed, about.trial, "weights")
-        return project_qkv(self.pretrained, states[about.layer], about.layer, weights=about.weights, seed=seed)
+        q, k, v = project_qkv(self.pretrained, states[about.layer], about.layer, weights=about.weights, seed=seed)
+        return q.to(self.device), k.to(self.device), v.to(self.device)
 
 
 class Reference(NamedTuple):
-    """Exact attention in float64 on one input, and its gradients with respect to q, k, v for one upstream gradient."""
+    """Exact attention in float64 on one input, and its gradients with respect to q, k, v for one upstream gradient.
+
+    On a CPU, whose fused kernel takes float64: elsewhere an n x n matrix would be formed.
+    """
 
     output: Tensor
     upstream: Tensor
@@ -199,7 +207,7 @@ def load_source(experiment: Experiment, trials: int) -> Source:
             f"the text has {len(tokens)} tokens, enough for {len(tokens) // n} trials of {n} tokens, but {trials} are "
             "asked for; give a longer text, fewer trials or smaller lengths"
         )
-    return Source(pretrained, tokens)
+    return Source(pretrained, tokens, experiment.device)
 
 
 def error_records(
@@ -262,7 +270,7 @@ def input_records(
 def make_reference(qkv: QKV, seed: int, with_gradients: bool) -> Reference:
     """Exact attention in float64; gradients, if asked for, of its inner product with normal numbers drawn by `seed`."""
     upstream = torch.randn(qkv[2].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    doubles = [x.double() for x in qkv]
+    doubles = [x.cpu().double() for x in qkv]
     gradients = input_gradients(exact_attention, doubles, upstream) if with_gradients else None
     with torch.no_grad():
         return Reference(exact_attention(*doubles), upstream, gradients)
@@ -270,14 +278,15 @@ def make_reference(qkv: QKV, seed: int, with_gradients: bool) -> Reference:
 
 def measure(case: Case, qkv: QKV, reference: Reference, seed: int) -> Record:
     """VALUES of one call with the draws of `seed`, each the mean over heads; None where there is no such number."""
-    module = case.build(qkv[0].shape[-2], qkv[0].shape[-1], seed)
+    device = qkv[0].device
+    module = case.build(qkv[0].shape[-2], qkv[0].shape[-1], seed).to(device)
 
     def draws() -> torch.Generator:
-        return torch.Generator().manual_seed(seed)
+        return torch.Generator(device).manual_seed(seed)
 
     with torch.no_grad():
         output, info = module.certify(*qkv, generator=draws())
-    exact, estimate = reference.output, info.error.double()  # (1, h)
+    output, exact, estimate = output.cpu(), reference.output, info.error.cpu().double()  # (1, h)
     frobenius_relative = relative_error(output, exact)
     found: dict[str, Tensor | None] = {
         "spectral": spectral_error(output, exact, relative=False),
@@ -293,9 +302,10 @@ def measure(case: Case, qkv: QKV, reference: Reference, seed: int) -> Record:
     if bool((frobenius_relative > ROUNDING).all()):
         found["estimate_ratio"] = estimate / frobenius_relative
     if reference.gradients is not None:
-        gradients = input_gradients(lambda *x: module(*x, generator=draws()), qkv, reference.upstream)
+        upstream = reference.upstream.to(device)
+        gradients = input_gradients(lambda *x: module(*x, generator=draws()), qkv, upstream)
         found |= {
-            name: relative_error(approx, exact)
+            name: relative_error(approx.cpu(), exact)
             for name, approx, exact in zip(GRADIENTS, gradients, reference.gradients, strict=True)
         }
     return {name: None if x is None else finite(x.mean()) for name, x in found.items()}
@@ -339,7 +349,7 @@ def _more_trials(known: Record | None, other: Record) -> Record:
 
 def _trial_of(record: Record) -> tuple[Value, ...]:
     """The input of a trial, whatever the method."""
-    return key_of(record, ("model", "text", "seed", "weights", "layer", "n", "trial"))
+    return key_of(record, ("model", "text", "seed", "weights", "layer", "n", "trial", "device"))
 
 
 def _summary(group: Sequence[Record], means: dict[tuple[Value, ...], float]) -> Record:

@@ -21,7 +21,7 @@ from skeinformer.lab.measure.speed import both_run, forward_run, quartile_fields
 from skeinformer.lab.measure.work import OnStep, Work, now, silent
 from skeinformer.lab.records import Ledger, Record, machine
 
-TIME_KEYS = ("model", "layer", "n", "method", "options", "budget", "batch", "threads")
+TIME_KEYS = ("model", "layer", "n", "method", "options", "budget", "batch", "threads", "device")
 REFERENCE = "sdpa"
 BOTH = 4.5  # a forward pass, and a forward and a backward pass, in forward passes
 
@@ -75,7 +75,7 @@ def time_records(
 
 
 def _time(left: Sequence[Case], qkv: QKV, rounds: int, seed: int, place: str, work: Work) -> Iterator[Record]:
-    n = qkv[0].shape[-2]
+    n, device = qkv[0].shape[-2], qkv[0].device
     runs: dict[str, Runs] = {}
     rows: dict[str, Record] = {}
     for case in left:
@@ -90,8 +90,8 @@ def _time(left: Sequence[Case], qkv: QKV, rounds: int, seed: int, place: str, wo
         runs[case.contender.spec] = run
         rows[case.contender.spec] = {
             **case.fields,
-            "peak_bytes": peak_memory(run.forward),
-            "both_peak_bytes": peak_memory(run.both),
+            "peak_bytes": peak_memory(run.forward, device),
+            "both_peak_bytes": peak_memory(run.both, device),
             "flops": counter.get_total_flops(),
         }
     if not rows:
@@ -119,9 +119,9 @@ def _time(left: Sequence[Case], qkv: QKV, rounds: int, seed: int, place: str, wo
 
 def passes_of(case: Case, qkv: QKV, seed: int) -> Runs:
     """The passes of a method; its parameters get gradients too."""
-    n, head_dim = qkv[0].shape[-2:]
-    module = case.build(n, head_dim, seed)
-    generator = torch.Generator().manual_seed(seed)
+    (n, head_dim), device = qkv[0].shape[-2:], qkv[0].device
+    module = case.build(n, head_dim, seed).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
     query, key, value = (x.clone().requires_grad_() for x in qkv)
     inputs = (query, query, value) if OFFERED[case.contender.method].shares_keys else (query, key, value)
 

@@ -50,7 +50,7 @@ class Peer(NamedTuple):
 
 def performer_pytorch(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
     """FastAttention takes q, k and v. Its features stay the same from call to call."""
-    theirs = module.FastAttention(sizes.head_dim, nb_features=budget)
+    theirs = module.FastAttention(sizes.head_dim, nb_features=budget).to(sizes.device)
     inputs = random_inputs(sizes)
     return Pair(both_run(ours, inputs), both_run(theirs, inputs))
 
@@ -77,7 +77,7 @@ def nystrom_attention(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair
     """A layer with one projection to q, k and v and one back; without its convolution, which ours is built without."""
     theirs = module.NystromAttention(
         width(sizes), dim_head=sizes.head_dim, heads=sizes.heads, num_landmarks=budget, residual=False
-    )
+    ).to(sizes.device)
 
     def layer(x: Tensor) -> Tensor:
         q, k, v = (split(y, sizes) for y in theirs.to_qkv(x).chunk(3, -1))
@@ -88,7 +88,7 @@ def nystrom_attention(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair
 
 def linformer(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
     """A layer with projections to q, k, v and back, and two learned combinations of tokens."""
-    theirs = module.LinformerSelfAttention(width(sizes), seq_len=sizes.n, k=budget, heads=sizes.heads)
+    theirs = module.LinformerSelfAttention(width(sizes), seq_len=sizes.n, k=budget, heads=sizes.heads).to(sizes.device)
 
     def layer(x: Tensor) -> Tensor:
         q, k, v = (split(projection(x), sizes) for projection in (theirs.to_q, theirs.to_k, theirs.to_v))
@@ -108,8 +108,8 @@ def big_bird(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
         attention_type="block_sparse",
         sep_token_id=None,
     )
-    theirs = module.BigBirdBlockSparseAttention(config, seed=0).train()
-    ones = torch.ones(sizes.batch, sizes.n)
+    theirs = module.BigBirdBlockSparseAttention(config, seed=0).train().to(sizes.device)
+    ones = torch.ones(sizes.batch, sizes.n, device=sizes.device)
     blocked, band, rows, columns = module.BigBirdModel.create_masks_for_block_sparse_attn(ones, ours.options.block_size)
 
     def layer(x: Tensor) -> Tensor:
@@ -140,6 +140,7 @@ def peer_records(
     head_dim: int = 32,
     budget: int = 256,
     rounds: int = 7,
+    device: str = "cpu",
     known: Sequence[Record] = (),
     peers: Sequence[Peer] = PEERS,
     on_step: OnStep = silent,
@@ -156,7 +157,7 @@ def peer_records(
         check_choice("method with a peer", method, dict.fromkeys(parse(peer.spec).method for peer in peers))
     started = now()
     present = Ledger(IDENTITY, known)
-    sizes = Sizes(n, batch, heads, head_dim)
+    sizes = Sizes(n, batch, heads, head_dim, device=device)
     for index, peer in enumerate(peers):
         contender = parse(peer.spec)
         settings = _settings(peer, contender, sizes, budget)
@@ -168,14 +169,14 @@ def peer_records(
         except ModuleNotFoundError as error:
             on_skip(peer.package, f"it needs {error.name}, which is not installed")
             continue
-        ours = build_contender(contender, head_dim=head_dim, max_len=n, budget=budget).train()
+        ours = build_contender(contender, head_dim=head_dim, max_len=n, budget=budget).train().to(device)
         try:
             pair = peer.make(module, ours, sizes, budget)
-            peer_peak = peak_memory(pair.theirs)
+            peer_peak = peak_memory(pair.theirs, device)
         except (AssertionError, RuntimeError, ValueError) as error:
             on_skip(peer.package, f"it cannot take n = {n:,} with a budget of {budget}: {error}")
             continue
-        peak = peak_memory(pair.ours)
+        peak = peak_memory(pair.ours, device)
         seconds = timed_rounds(pair._asdict(), rounds)
         yield {
             **settings,
@@ -199,7 +200,7 @@ def layers(
 ) -> Pair:
     """Our layer and theirs (`call`, or the module itself) on the same x, (b, n, h p), with the gradients of all."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(sizes.batch, sizes.n, width(sizes), generator=generator).requires_grad_()
+    x = torch.randn(sizes.batch, sizes.n, width(sizes), generator=generator).to(sizes.device).requires_grad_()
     parameters = (*theirs.parameters(), *ours.parameters())
     return Pair(both_run(layer, (x,), parameters), both_run(call or theirs, (x,), parameters))
 
@@ -224,7 +225,7 @@ def _settings(peer: Peer, contender: Contender, sizes: Sizes, budget: int) -> Re
         "options": contender.options_text,
         "label": contender.label,
         "peer": peer.package,
-        **sizes._asdict(),
+        **sizes.fields,
         "budget": budget,
         "threads": torch.get_num_threads(),
         "mode": "both",

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import OFFERED, Contender, build_contender, has_budget, parse_all
 from skeinformer.compare.measure import Quartiles, interleaved, quartiles, ratio
+from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.flops import count_multiply_adds, executed_flops
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.work import OnSkip, OnStep, now, part_of, silent
@@ -42,19 +43,27 @@ IDENTITY = (
     "dtype",
     "threads",
     "mode",
+    "device",
 )
 
 Run = Callable[[], object]
 
 
 class Sizes(NamedTuple):
-    """Of the inputs: b, h, n, p and their dtype."""
+    """Of the inputs: b, h, n, p, their dtype and where they are."""
 
     n: int
     batch: int
     heads: int = 2
     head_dim: int = 32
     dtype: str = "float32"
+    device: str = "cpu"
+
+    @property
+    def fields(self) -> Record:
+        """How a record names them."""
+        fields = self._asdict()
+        return fields | device_field(fields.pop("device"))
 
 
 class Entry(NamedTuple):
@@ -129,6 +138,7 @@ def bench_records(
     heads: int = 2,
     head_dim: int = 32,
     dtype: str = "float32",
+    device: str = "cpu",
     modes: Sequence[str] = MODES,
     rounds: int = 7,
     max_seconds: float = 10.0,
@@ -151,10 +161,10 @@ def bench_records(
     history = [record for record in known if record.get("kind") == "bench"]
     present = Ledger(IDENTITY, history)
     lengths = sorted(set(lengths))
-    speed = cache(partial(matmul_peak, DTYPES[dtype]))
+    speed = cache(partial(matmul_peak, DTYPES[dtype], device))
     done, share = 0.0, 1 / sum(lengths) / len(modes)
     for n in lengths:
-        sizes = Sizes(n, long_batch if n >= long_from else batch, heads, head_dim, dtype)
+        sizes = Sizes(n, long_batch if n >= long_from else batch, heads, head_dim, dtype, device)
         for mode in modes:
             field = {}
             for entry in (sdpa_entry(head_dim), *entries):
@@ -220,10 +230,10 @@ def growth_exponent(n1: float, t1: float, n2: float, t2: float) -> float:
 
 
 def random_inputs(sizes: Sizes, seed: int = 0, requires_grad: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """Standard normal q, k and v, (b, h, n, p)."""
+    """Standard normal q, k and v, (b, h, n, p): the same numbers on every device."""
     generator = torch.Generator().manual_seed(seed)
     shape = (sizes.batch, sizes.heads, sizes.n, sizes.head_dim)
-    q, k, v = (torch.randn(shape, generator=generator).to(DTYPES[sizes.dtype]) for _ in range(3))
+    q, k, v = (torch.randn(shape, generator=generator).to(sizes.device, DTYPES[sizes.dtype]) for _ in range(3))
     return q.requires_grad_(requires_grad), k.requires_grad_(requires_grad), v.requires_grad_(requires_grad)
 
 
@@ -244,7 +254,7 @@ def both_run(call: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: 
     heads of a token beside each other.
     """
     last = inputs[-1].transpose(1, 2)  # (b, n, h, p)
-    upstream = torch.randn(last.shape, generator=torch.Generator().manual_seed(1)).to(last.dtype).transpose(1, 2)
+    upstream = torch.randn(last.shape, generator=torch.Generator().manual_seed(1)).to(last).transpose(1, 2)
     sources = list({id(x): x for x in (*inputs, *parameters)}.values())
 
     def run() -> object:
@@ -268,9 +278,9 @@ def timed_rounds(
     return {name: [value / repeats[name] for value in values] for name, values in seconds.items()}
 
 
-def matmul_peak(dtype: torch.dtype, calls: int = 5) -> float:
+def matmul_peak(dtype: torch.dtype, device: str = "cpu", calls: int = 5) -> float:
     """FLOPs in a second of the fastest of a few products of two square matrices: what the machine can do."""
-    a, b = torch.randn(2, PEAK_SIZE, PEAK_SIZE).to(dtype)
+    a, b = torch.randn(2, PEAK_SIZE, PEAK_SIZE).to(device, dtype)
     times = interleaved({"product": lambda: a @ b}, calls)["product"]
     return 2 * PEAK_SIZE**3 / min(times)
 
@@ -305,9 +315,9 @@ def _measure(
         step(f"time, round {min(number + 1, rounds)} of {rounds}", (len(field) + 1 + number) / steps)
 
     step(f"time, round 1 of {rounds}", len(field) / steps)
-    before = matmul_peak(DTYPES[sizes.dtype])
+    before = matmul_peak(DTYPES[sizes.dtype], sizes.device)
     seconds = timed_rounds(runs, rounds, on_round)
-    peak = max(before, matmul_peak(DTYPES[sizes.dtype]))
+    peak = max(before, matmul_peak(DTYPES[sizes.dtype], sizes.device))
     reference = next((seconds[name] for name, (entry, _) in field.items() if entry.method == "sdpa"), None)
     for name, (_, settings) in field.items():
         times = quartiles(seconds[name])
@@ -326,7 +336,7 @@ def _run_of(entry: Entry, inputs: tuple[Tensor, Tensor, Tensor], mode: str) -> R
     call = entry.make(inputs[0].shape[-2])
     parameters: list[Tensor] = []
     if isinstance(call, nn.Module):
-        parameters = list(call.train(mode == "both").parameters())
+        parameters = list(call.to(inputs[0].device).train(mode == "both").parameters())
         inputs = (inputs[0], inputs[0], inputs[2]) if entry.shares_keys else inputs
     return forward_run(call, inputs) if mode == "forward" else both_run(call, inputs, parameters)
 
@@ -338,7 +348,7 @@ def _settings(entry: Entry, sizes: Sizes, mode: str) -> Record:
         "method": entry.method,
         "options": entry.options,
         "label": entry.label,
-        **sizes._asdict(),
+        **sizes.fields,
         "budget": entry.budget,
         "threads": torch.get_num_threads(),
         "mode": mode,

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from skeinformer.compare.contender import Contender, has_budget
 from skeinformer.compare.measure import quartiles, ratio
+from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.speed import IDENTITY, Run, quartile_fields, timed_rounds
 from skeinformer.lab.measure.work import OnStep, now, part_of, silent
@@ -27,6 +28,7 @@ def step_records(
     budget: int = 256,
     rounds: int = 7,
     seed: int = 0,
+    device: str = "cpu",
     known: Sequence[Record] = (),
     on_step: OnStep = silent,
 ) -> Iterator[Record]:
@@ -39,7 +41,7 @@ def step_records(
         check_count(name, count)
     started = now()
     present = Ledger(IDENTITY, known)
-    settings = {contender: _settings(contender, n, batch, budget) for contender in (STANDARD, *contenders)}
+    settings = {contender: _settings(contender, n, batch, budget, device) for contender in (STANDARD, *contenders)}
     missing = [contender for contender in settings if settings[contender] not in present]
     if not missing:
         return
@@ -48,8 +50,8 @@ def step_records(
     runs, peaks = dict[str, Run](), dict[str, int]()
     for index, contender in enumerate(field):
         step(f"memory of {contender.label}", index)
-        runs[contender.spec] = training_step(contender, n, batch, budget, seed)
-        peaks[contender.spec] = peak_memory(runs[contender.spec])
+        runs[contender.spec] = training_step(contender, n, batch, budget, seed, device)
+        peaks[contender.spec] = peak_memory(runs[contender.spec], device)
 
     def on_round(number: int, seconds: dict[str, list[float]]) -> None:
         step(f"time, round {number} of {rounds}", len(field) + number)
@@ -69,7 +71,7 @@ def step_records(
         }
 
 
-def training_step(contender: Contender, n: int, batch: int, budget: int, seed: int = 0) -> Run:
+def training_step(contender: Contender, n: int, batch: int, budget: int, seed: int = 0, device: str = "cpu") -> Run:
     """A step of the paper's model for Text, as a function without arguments; it changes the weights every time."""
     size, options = contender.settings(budget)
     config = ModelConfig(
@@ -77,10 +79,10 @@ def training_step(contender: Contender, n: int, batch: int, budget: int, seed: i
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Classifier(config).train()
-        tokens, labels = torch.randint(VOCABULARY, (batch, n)), torch.randint(CLASSES, (batch,))
+        model = Classifier(config).train().to(device)
+        tokens, labels = torch.randint(VOCABULARY, (batch, n)).to(device), torch.randint(CLASSES, (batch,)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    mask = torch.ones(batch, n, dtype=torch.bool)
+    mask = torch.ones(batch, n, dtype=torch.bool, device=device)
 
     def run() -> None:
         optimizer.zero_grad()
@@ -90,7 +92,7 @@ def training_step(contender: Contender, n: int, batch: int, budget: int, seed: i
     return run
 
 
-def _settings(contender: Contender, n: int, batch: int, budget: int) -> Record:
+def _settings(contender: Contender, n: int, batch: int, budget: int, device: str) -> Record:
     return {
         "kind": "bench_step",
         "method": contender.method,
@@ -101,4 +103,5 @@ def _settings(contender: Contender, n: int, batch: int, budget: int) -> Record:
         "budget": budget if has_budget(contender) else None,
         "dtype": "float32",
         "threads": torch.get_num_threads(),
+        **device_field(device),
     }

@@ -24,6 +24,7 @@ class Setting(NamedTuple):
     head_dim: str
     dtype: str
     threads: str
+    device: str
 
 
 class Show(NamedTuple):
@@ -53,6 +54,7 @@ LEGEND = (
 
 def bench_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
     """Time and memory against n, and the table of each mode."""
+    records = _with_device(records)
     sections = []
     if panels := speed_panels(records):
         note = "Per example, on logarithmic axes. Dashed: SDPA, torch's fused exact attention. At the largest d."
@@ -71,6 +73,7 @@ def bench_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
 
 def speed_panels(records: Sequence[Record]) -> list[Panel]:
     """Time and memory per example against n, for each mode, at the largest d."""
+    records = _with_device(records)
     panels = []
     for setting, rows in _settings(records).items():
         largest = _largest(rows)
@@ -190,6 +193,11 @@ def _points(rows: Iterable[Record], field: str) -> dict[str, list[tuple[float, f
         if n and value:
             found.setdefault(label(row), []).append((n, value / (real(row, "batch") or 1)))
     return found
+
+
+def _with_device(records: Iterable[Record]) -> list[Record]:
+    """The records with their device, which those of a CPU leave out."""
+    return [{**record, "device": record.get("device") or "cpu"} for record in records]
 
 
 def _settings(records: Iterable[Record]) -> dict[Setting, list[Record]]:

@@ -7,7 +7,7 @@ from skeinformer.lab.measure.approx import GRADIENTS, summarize
 from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.format import count, real
 
-INPUTS = ("model", "text", "weights", "layer", "n")  # where the queries, keys and values come from
+INPUTS = ("model", "text", "weights", "layer", "n", "device")  # where queries, keys and values come from, and are
 PASSES = {"both": "forward and backward", "forward": "forward"}
 COSTS = (
     *(f"{name}_ratio{end}" for name in PASSES for end in ("", "_q25", "_q75")),
@@ -60,7 +60,7 @@ def pick_input(inputs: Mapping[Input, Sequence[Record]], **wanted: Value) -> tup
         raise ValueError(f"no records of {asked}; there are: {known}")
 
     def preference(where: Input) -> tuple[bool, float, float]:
-        _, _, weights, layer, n = where.fields
+        _, _, weights, layer, n, _ = where.fields
         return weights == "pretrained", -float(layer or 0), float(n or 0)
 
     where = max(chosen, key=preference)
@@ -78,17 +78,18 @@ def _gradient(summary: Record) -> Record:
 
 
 def _contender(record: Record) -> tuple[Value, ...]:
-    return tuple(record.get(name) for name in ("model", "n", "method", "options", "budget"))
+    return tuple(record.get(name) for name in ("model", "n", "method", "options", "budget", "device"))
 
 
 def _title(key: Sequence[Value], alike: Sequence[bool]) -> str:
     """Weights and n always, the others where they differ."""
-    model, text, weights, layer, n = key
+    model, text, weights, layer, n, device = key
     parts = [
         str(weights) if weights else "",
         f"n = {count(n)}",
         "" if alike[3] else f"layer {layer}",
         "" if alike[0] else str(model),
         "" if alike[1] else str(text),
+        "" if alike[5] else f"on {device or 'cpu'}",
     ]
     return ", ".join(part for part in parts if part)
