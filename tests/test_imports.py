@@ -23,10 +23,13 @@ PRODUCT = [
     "compare",
 ]
 LAB = [
-    "lab.records",
+    "lab.fields",
     "lab.files",
+    "lab.records",
     "lab.threads",
     "lab.lra",
+    "lab.training.config",
+    "lab.training.loading",
     "lab.training.model",
     "lab.measure",
     "lab.training",
