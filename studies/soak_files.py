@@ -24,35 +24,42 @@ CHUNK = 1000  # batches that one process reads
 
 
 class Kind(NamedTuple):
-    """A sound input, the command that reads it, and the file whose content shows that it was read rightly."""
+    """A sound input, and the command that reads it."""
 
     make: Callable[[Path], None]
-    arguments: Callable[[Path, Path], list[str]]  # of the input and of a folder for the output
+    read: Callable[[Path, Path], int]  # of the input and of a folder for the output: the exit status
     checked: bool  # is every bit of the input covered by a checksum?
     pattern: str = "**/*"  # the files that are damaged
 
 
-def data(task: str, *words: str) -> Callable[[Path, Path], list[str]]:
+def data(task: str, *words: str) -> Callable[[Path, Path], int]:
     """The command that prepares a task from the input."""
-    return lambda source, out: [
-        "data",
-        task,
-        "--out",
-        str(out / "store"),
-        *(word.format(source=source) for word in words),
-    ]
+
+    def read(source: Path, out: Path) -> int:
+        given = [word.format(source=source) for word in words]
+        return cli.main(["data", task, "--out", str(out / "store"), *given])
+
+    return read
 
 
-def train(source: Path, out: Path) -> list[str]:
-    return [
-        "train",
-        *soak_inputs.TRAIN.split(),
-        "--data",
-        str(source / "text"),
-        "--out",
-        str(source / "run"),
-        "--resume",
-    ]
+def train(source: Path, out: Path) -> int:
+    folders = ["--data", str(source / "text"), "--out", str(source / "run"), "--resume"]
+    return cli.main(["train", *soak_inputs.TRAIN.split(), *folders])
+
+
+def load(source: Path, out: Path) -> int:
+    """A saved model, loaded and saved again."""
+    from skeinformer.lab.training.model import Classifier
+
+    def work() -> int:
+        Classifier.from_pretrained(source).save_pretrained(out)
+        return 0
+
+    return cli.guard(work)
+
+
+def report(source: Path, out: Path) -> int:
+    return cli.main(["report", "--records", str(source / "records.jsonl"), "--out", str(out / "page.html")])
 
 
 KINDS: dict[str, Kind] = {
@@ -71,11 +78,8 @@ KINDS: dict[str, Kind] = {
     "pathfinder": Kind(soak_inputs.pathfinder, data("pathfinder", "--source", "{source}"), False),
     "store": Kind(soak_inputs.run, train, True, "text/*"),
     "checkpoint": Kind(soak_inputs.run, train, True, "run/checkpoint-*/*"),
-    "records": Kind(
-        soak_inputs.records,
-        lambda source, out: ["report", "--records", str(source / "records.jsonl"), "--out", str(out / "page.html")],
-        False,
-    ),
+    "model": Kind(soak_inputs.model, load, False),
+    "records": Kind(soak_inputs.records, report, False),
 }
 
 
@@ -121,7 +125,7 @@ def case(kind: Kind, work: Path) -> tuple[Ended, str]:
     """Run the command on the copy; how it ended, and what it made."""
     source, out = work / "source", work / "out"
     out.mkdir()
-    ended = in_process(lambda: cli.main(kind.arguments(source, out)), work / "log")
+    ended = in_process(partial(kind.read, source, out), work / "log")
     return ended, made_of(source, out) if ended.status == 0 else ""
 
 

@@ -161,6 +161,12 @@ class _Stop(Watch):
             raise KeyboardInterrupt
 
 
+def model(folder: Path) -> None:
+    from skeinformer.lab.training.model import Classifier, ModelConfig
+
+    Classifier(ModelConfig(vocab_size=9, num_classes=2, max_len=16, dim=16, budget=8)).save_pretrained(folder)
+
+
 def records(folder: Path) -> None:
     """Records of several kinds of measurements, from this repository."""
     results = Path(__file__).parent.parent / "docs" / "results"

@@ -19,6 +19,7 @@ DATA = "data listops --train 200 --valid 32 --test 32 --min-len 64 --max-len 256
 TRAIN = "train --task listops --method skeinformer --batch 4 --steps 60 --check-every 3 --dim 16 --feedforward-dim 32"
 TRAIN += " --classifier-dim 16 --valid-examples 8 --test-examples 16 --patience 1000 --threads 1 --resume"
 POLL = 0.002
+ROOT = Path(__file__).parent.parent
 
 
 def kills(size: int, seed: int, folder: Path, on_case: OnCase) -> Outcome:
@@ -52,7 +53,7 @@ def kills(size: int, seed: int, folder: Path, on_case: OnCase) -> Outcome:
 def training(data: Path, out: Path) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "skeinformer", *TRAIN.split(), "--data", str(data), "--out", str(out)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd=ROOT)
 
 
 def first_file(process: "subprocess.Popen[bytes]", run: Path) -> float:
@@ -89,5 +90,5 @@ def without_times(record: Record) -> Record:
 def skein(*arguments: str) -> str:
     """Run the command; what it said where it failed, else ""."""
     command = [sys.executable, "-m", "skeinformer", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     return done.stderr.strip()[-300:] or "no message" if done.returncode else ""
