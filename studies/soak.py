@@ -65,20 +65,22 @@ class Soak:
 
 
 def properties(size: int, seed: int, folder: Path, on_case: OnCase) -> Outcome:
-    """Every test that is written with hypothesis, each at `size` cases."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "hypothesis", "--timeout", "0"]
+    """Every test that is written with hypothesis, each at `size` cases; tests are shown as done, cases are counted."""
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "hypothesis", "--timeout", "0"]
     command += ["--hypothesis-show-statistics", f"--hypothesis-seed={seed}", "tests"]
     environment = {**os.environ, "SKEINFORMER_CASES": str(size), "OMP_NUM_THREADS": "1"}
-    tried, failed, notes = 0, 0, []
+    tried, failed, tests = 0, 0, 0
+    notes: list[str] = []
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if found := re.search(r"(\d+) passing examples, (\d+) failing", line):
+            if found := re.search(r"(\d+) passing(?: examples)?, (\d+) failing", line):  # by test, at the end
                 tried += int(found[1]) + int(found[2])
             if line.startswith(("FAILED", "ERROR")):
                 failed += 1
                 notes.append(line.strip())
-            on_case(tried, failed)
+            tests += bool(re.search(r" (PASSED|FAILED) ", line))
+            on_case(tried or tests, failed)
     if process.returncode and not failed:
         failed, notes = 1, [f"pytest ended with status {process.returncode}"]
     return Outcome(tried, failed, tuple(notes))
@@ -140,7 +142,7 @@ def run_part(name: str, part: Part, settings: Record, console: Console) -> Recor
         nonlocal last
         if time.monotonic() > last + SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            console.print(f"{name}: {tried:,} tried, {failed} failed, {last - begin:.0f} s")
+            console.print(f"{name}: {tried:,} done, {failed} failed, {last - begin:.0f} s")
 
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         outcome = part.run(size, seed, Path(folder), on_case)
