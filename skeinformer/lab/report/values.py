@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from skeinformer.lab.fields import LARGEST
 from skeinformer.lab.records import Record, Value
 
 # names of fields; a field that stands nowhere here may hold anything
@@ -56,7 +57,7 @@ def _expected(name: str, value: Value) -> str:
     number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     if kind in ("count", "place"):
         least = 1 if kind == "count" else 0
-        fits = number is not None and number.is_integer() and number >= least
+        fits = number is not None and number.is_integer() and least <= number <= LARGEST
         return "" if fits else f"a whole number of at least {least}"
     if kind == "share":
         return "" if number is not None and 0 <= number <= 1 else "a number from 0 to 1"
