@@ -243,18 +243,18 @@ def test_bad_arrays_are_named(tmp_path: Path) -> None:
 NDARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
 
 
-def state_of_dtype(code: bytes, state: tuple[Any, ...]) -> bytes:
-    """A batch whose array has a dtype with this state."""
+def state_of_dtype(code: bytes, state: tuple[Any, ...], content: bytes = b"U\x08" + bytes(8)) -> bytes:
+    """A batch with an array of eight items whose dtype has this state; its content is 8 bytes, or another pickle."""
     asked = b"cnumpy\ndtype\nU" + bytes([len(code)]) + code + b"K\x00K\x01\x87R"
-    array = NDARRAY + b"(K\x01K\x01K\x08\x86" + asked + pickle.dumps(state, protocol=2)[2:-1] + b"b\x89U\x08" + bytes(8)
+    array = NDARRAY + b"(K\x01K\x08\x85" + asked + pickle.dumps(state, protocol=2)[2:-1] + b"b\x89" + content
     return b"\x80\x02}U\x04data" + array + b"tbs."
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        # a field that lies outside of its item: numpy's array of it reads where nothing is
-        state_of_dtype(b"V8", (3, "|", None, ("a",), {"a": ("u1", 1 << 30)}, 8, 1, 16)),
+        # a field that lies outside of its item: numpy's own array of it ended the process by SIGSEGV
+        state_of_dtype(b"V8", (3, "|", None, ("a",), {"a": (np.dtype("O"), 1 << 30)}, 8, 1, 27), b"](NNNNNNNNe"),
         state_of_dtype(b"u1", (3, "|", None, ("a",), {"a": ("u1", 1 << 30)}, 1, 1, 0)),
         state_of_dtype(b"u1", (3, ">", None, None, None, -1, -1, 0)),
         state_of_dtype(b"u1", (3, "|", None, None, None, 1 << 30, -1, 0)),
