@@ -12,9 +12,9 @@ from skeinformer.lab.records import Record, read
 from skeinformer.lab.training.job import RECORDS, RUN
 from studies.soak_outcome import OnCase, Outcome
 
-# what a clock or a process decides
+# what a clock, a process or the checkout decides
 TIMES = {"seconds", "cpu_seconds", "seconds_total", "seconds_per_thousand_steps", "tokens_per_second", "peak_bytes"}
-TIMES |= {"started", "command", "threads"}
+TIMES |= {"started", "command", "threads", "commit"}
 DATA = "data listops --train 200 --valid 32 --test 32 --min-len 64 --max-len 256 --workers 1"
 TRAIN = "train --task listops --method skeinformer --batch 4 --steps 60 --check-every 3 --dim 16 --feedforward-dim 32"
 TRAIN += " --classifier-dim 16 --valid-examples 8 --test-examples 16 --patience 1000 --threads 1 --resume"
@@ -69,8 +69,10 @@ def resumed(data: Path, run: Path, whole: Path) -> str:
     _, said = process.communicate()
     if process.returncode:
         return f"status {process.returncode} when it was resumed: {said.decode(errors='replace').strip()[-300:]}"
-    if numbers(run) != numbers(whole):
-        return "its records differ"
+    ours, theirs = numbers(run), numbers(whole)
+    if ours != theirs:
+        names = sorted({name for a, b in zip(ours, theirs, strict=False) for name in a if a.get(name) != b.get(name)})
+        return f"its records differ: {len(ours)} and {len(theirs)}, in {', '.join(names) or 'nothing'}"
     model = Path("model", "model.safetensors")
     if (run / model).read_bytes() != (whole / model).read_bytes():
         return "its weights differ"
