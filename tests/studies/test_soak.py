@@ -100,6 +100,24 @@ def test_the_page_in_the_documentation_has_its_marks() -> None:
     assert list(PARTS)[:4] == ["properties", "kills", "files", "batches"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ""),
+        ({"two": 0.89}, "MiniLM, layer 0, n = 1024, cluster: two 0.890 < 0.9"),
+        ({"upper": 0.92}, "MiniLM, layer 0, n = 1024, cluster: upper 0.920 < 0.93"),
+        ({"group": "ten odd rows", "two": 0.81, "upper": 0.91}, ""),
+        ({"group": "one odd row", "two": 0.1, "upper": 0.1}, None),
+        ({"kind": "coverage_budget", "above": 10, "trials": 200}, ""),
+        ({"kind": "coverage_budget", "above": 11, "trials": 200}, "MiniLM, layer 0, n = 1024, cluster: above the "),
+    ],
+)
+def test_what_is_promised_of_the_certificate(changes: dict[str, float | str], expected: str | None) -> None:
+    row = {"kind": "coverage", "group": "MiniLM", "input": "layer 0", "n": 1024, "method": "cluster"}
+    found = soak.broken_promise({**row, "two": 0.95, "upper": 0.95, **changes})
+    assert found == expected if not expected else str(found).startswith(expected)
+
+
 def test_a_process_that_crashes_or_hangs_is_told_apart(tmp_path: Path) -> None:
     def crash() -> int:
         os.kill(os.getpid(), signal.SIGSEGV)
