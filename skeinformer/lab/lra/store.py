@@ -317,7 +317,7 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 def _recover(folder: Path) -> None:
     """Remove what killed writers left beside `folder`, and put back a store that one of them was about to replace."""
     ours = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}\.(replaced|unfinished)")
-    beside = [path for path in folder.parent.iterdir() if ours.fullmatch(path.name)]
+    beside = [path for path in folder.parent.iterdir() if ours.fullmatch(path.name) and not path.is_symlink()]
     for old in (path for path in beside if path.suffix == ".replaced"):
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)

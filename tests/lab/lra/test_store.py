@@ -214,6 +214,14 @@ def test_a_store_whose_replacement_was_killed_between_two_names_comes_back(tmp_p
     assert open_store(tmp_path / "store", verify=True).meta == first
 
 
+def test_a_planted_link_does_not_become_the_store(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".store.0123abcd.replaced").symlink_to("elsewhere")
+    write(tmp_path / "store")
+    assert not (tmp_path / "store").is_symlink()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def damaged(folder: Path, name: str, change: Any) -> None:
     path = folder / name
     path.write_bytes(change(path.read_bytes()))
