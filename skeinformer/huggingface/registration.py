@@ -1,5 +1,7 @@
 """`register`: the names that transformers knows, and the settings behind each."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from operator import index
 from typing import Any, NoReturn
@@ -56,11 +58,29 @@ def register(
     told = (budget, seed, decoder_cross_attention, min_length)
     found = [read_settings(other, *told, options, shared) for other in chosen]
     for settings in found:
-        REGISTERED[settings.name] = settings
-        AttentionInterface.register(settings.name, partial(attention_forward, settings))
-        AttentionMaskInterface.register(settings.name, padding_mask)
+        put(settings)
     warn_again()
     return tuple(settings.name for settings in found)
+
+
+def put(settings: Settings) -> None:
+    """Let a name stand for these settings, here and in transformers."""
+    REGISTERED[settings.name] = settings
+    AttentionInterface.register(settings.name, partial(attention_forward, settings))
+    AttentionMaskInterface.register(settings.name, padding_mask)
+
+
+@contextmanager
+def undone_on_failure() -> Iterator[None]:
+    """What is registered in the block stays only if the block ends without an error."""
+    before = dict(REGISTERED)
+    try:
+        yield
+    except BaseException:
+        unregister()
+        for settings in before.values():
+            put(settings)
+        raise
 
 
 def read_settings(

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoModel, PreTrainedConfig
 
 from skeinformer.huggingface.applied import IN_CONFIG, NAME_IN_CONFIG, apply_to_model, verdict_in
-from skeinformer.huggingface.registration import REGISTERED, register
+from skeinformer.huggingface.registration import REGISTERED, register, undone_on_failure
 from skeinformer.huggingface.settings import Settings, names_in
 from skeinformer.nn.verdict import read_verdict
 
@@ -39,7 +39,7 @@ def load_pretrained(name_or_folder: str | PathLike[str], kind: Any = AutoModel, 
     """`kind.from_pretrained(name_or_folder, **options)`, sketched as it was saved.
 
     A verdict is applied to the model, and holds for it alone. Settings of `register` are registered, and hold as always
-    for all models that have the name.
+    for all models that have the name; where loading fails, what was registered before stays.
     """
     found, _ = PreTrainedConfig.get_config_dict(name_or_folder, **options)
     if isinstance(found.get(IN_CONFIG), dict) and "layers" in found[IN_CONFIG]:
@@ -53,11 +53,24 @@ def load_pretrained(name_or_folder: str | PathLike[str], kind: Any = AutoModel, 
             f"{name_or_folder} was not saved by skeinformer.huggingface.save_pretrained, nor with a verdict of "
             "skeinformer.apply; use from_pretrained(..., attn_implementation='skein')"
         )
-    for own in settings.values():
-        register(**own)
-    model = kind.from_pretrained(name_or_folder, **options)
-    del model.config.skeinformer
+    with undone_on_failure():
+        for name, own in settings.items():
+            register_saved(name, own, f"{name_or_folder}, config.json, field 'skeinformer'")
+        model = kind.from_pretrained(name_or_folder, **options)
+        del model.config.skeinformer
     return model
+
+
+def register_saved(name: str, own: Any, place: str) -> None:
+    """`register` with what a file says; anything that is not settings of `name` is a ValueError that names `place`."""
+    if not isinstance(own, dict):
+        raise ValueError(f"{place}, {name!r} holds {type(own).__name__}, expected an object of settings")
+    try:
+        names = register(**own)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}, {name!r}: {error}") from error
+    if names != (name,):
+        raise ValueError(f"{place}, {name!r} holds the settings of {', '.join(names)}")
 
 
 def flat(names: Any) -> set[str]:

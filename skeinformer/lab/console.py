@@ -15,7 +15,7 @@ from skeinformer.lab.measure.work import OnStep
 from skeinformer.lab.records import Record
 
 # headings of columns that hold words: they begin at the left
-WORDS = ("method", "mode", "peer", "weights", "paper's term")
+WORDS = ("method", "mode", "peer", "weights", "paper's term", "part", "what", "commit")
 
 
 def plain_table(

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from skeinformer.compare.record import Record, Value, machine
+from skeinformer.lab.fields import LARGEST
+from skeinformer.lab.files import nested_or
 
 __all__ = ["Ledger", "Record", "Value", "append", "append_all", "check", "key_of", "machine", "read", "read_known"]
 
@@ -78,6 +80,8 @@ def check(record: object) -> Record:
     for name, value in record.items():
         if not isinstance(name, str):
             raise ValueError(f"a record's names are text, got {name!r}")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"record field {name!r} is a number above {LARGEST}, which measures nothing")
         if not isinstance(value, str | int | float | bool | None):
             raise ValueError(
                 f"record field {name!r} holds {type(value).__name__}; records are flat: text, numbers, booleans or None"
@@ -94,10 +98,10 @@ def _read_file(path: Path) -> Iterator[Record]:
             continue
         try:
             yield check(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 return
-            raise ValueError(f"{path}, line {number}: not a record: {error}") from error
+            raise ValueError(f"{path}, line {number}: not a record: {nested_or(error)}") from error
 
 
 def _remove_torn_line(file: BinaryIO) -> None:
@@ -113,7 +117,7 @@ def _remove_torn_line(file: BinaryIO) -> None:
     last_line = content[content.rfind(b"\n") + 1 :]
     try:
         check(json.loads(last_line))
-    except ValueError:
+    except (ValueError, RecursionError):
         file.truncate(end - len(last_line))
     else:
         file.write(b"\n")

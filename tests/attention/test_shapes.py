@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from skeinformer import skein_attention
+from tests.cases import cases
 from tests.helpers import (
     DTYPES,
     SELF_ATTENTION,
@@ -72,7 +73,7 @@ def assert_selection(index: Tensor, mask: Tensor | None, n: int, size: int, dist
             assert not distinct or len(set(chosen)) == len(chosen)
 
 
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=cases(150))
 @given(
     problem=problems(),
     budget=SIZES,
@@ -138,7 +139,7 @@ def test_skein_attention(
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@hypothesis_settings(max_examples=12)
+@hypothesis_settings(max_examples=cases(12))
 @given(problem=problems(), budget=SIZES)
 @example(
     problem={

@@ -1,5 +1,6 @@
 """A sketched Hugging Face model that was saved is sketched when it is loaded again, or says what is missing."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer import huggingface
 from skeinformer.huggingface.applied import APPLIED
+from skeinformer.huggingface.registration import REGISTERED
 from tests.huggingface.models import HEADS, WIDTH, encoder, hidden, inputs, register
 
 NAMES = list(huggingface.available().values())
@@ -89,6 +91,49 @@ def test_a_saved_model_loads_with_its_settings(name: str, method: str, options: 
     assert torch.equal(hidden(plain, inputs(name)), expected)
     exact = huggingface.load_pretrained(tmp_path, type(model), attn_implementation="sdpa").eval()
     assert_close(hidden(exact, inputs(name)), hidden(encoder(name), inputs(name)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"skeinformer": {"skein": {"method": "skeinformer", "budget": 3, "num_pilot": 2}}},
+            "has no option 'num_pilot'",
+        ),
+        ({"skeinformer": {"skein": {"method": "skeinformer", "budget": "x"}}}, "budget"),
+        ({"skeinformer": {"skein": {"method": ["x"]}}}, "'skein': the name of a attention is a string"),
+        ({"skeinformer": {"skein": [1]}}, "'skein' holds list, expected an object of settings"),
+        ({"skeinformer": {"skein": {"budget": 3}}}, "'skein' holds the settings of skein-vmean, "),
+        ({"skeinformer": {"skein": {"method": "cluster", "budget": 3}}}, "'skein' holds the settings of skein-cluster"),
+        ({"skeinformer": [1]}, "was not saved by"),
+        ({"hidden_size": "many"}, None),
+        ({"num_attention_heads": 7}, None),
+    ],
+)
+def test_loading_that_fails_changes_nothing(tmp_path: Path, change: dict[str, Any], message: str | None) -> None:
+    register("cluster", budget=6)
+    model = sketched()
+    huggingface.save_pretrained(model, tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    register("skeinformer", budget=7)  # other settings than those in the folder
+    huggingface.unregister()
+    register("cluster", budget=9)
+    before = dict(REGISTERED)
+    mappings = [dict(kind._global_mapping) for kind in (AttentionInterface, AttentionMaskInterface)]
+    with pytest.raises(ValueError if message else Exception, match=message):
+        huggingface.load_pretrained(tmp_path)
+    assert before == REGISTERED
+    for kind, mapping in zip((AttentionInterface, AttentionMaskInterface), mappings, strict=True):
+        assert kind._global_mapping.keys() == mapping.keys()
+        assert all(described(kind._global_mapping[name]) == described(mapping[name]) for name in mapping)
+    with pytest.raises(RuntimeError, match=MISSING):
+        hidden(model, GIVEN)
+
+
+def described(function: Any) -> Any:
+    """A function, or what a partial function calls with what."""
+    return (function.func, function.args) if isinstance(function, functools.partial) else function
 
 
 def test_parts_of_a_model_keep_their_names(tmp_path: Path) -> None:

@@ -46,6 +46,13 @@ def test_appending_after_a_torn_line_leaves_only_records(tmp_path: Path) -> None
     assert read(path) == [{"n": 1}, {"n": 3}]
 
 
+def test_appending_after_a_line_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"n": 1}\n' + "[" * 100_000)
+    append(path, {"n": 2})
+    assert read(path) == [{"n": 1}, {"n": 2}]
+
+
 def test_appending_keeps_a_record_that_lacks_its_newline(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text('{"n": 1}')
@@ -53,7 +60,9 @@ def test_appending_keeps_a_record_that_lacks_its_newline(tmp_path: Path) -> None
     assert read(path) == [{"n": 1}, {"n": 2}]
 
 
-@pytest.mark.parametrize("bad", ['{"n": 1', "[1, 2]", '{"n": [1]}', "\x00"])
+@pytest.mark.parametrize(
+    "bad", ['{"n": 1', "[1, 2]", '{"n": [1]}', "\x00", "[" * 100_000, '{"n":' * 100_000, '{"n": 1' + "0" * 30 + "}"]
+)
 def test_a_bad_line_is_named(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(f'{{"n": 0}}\n{bad}\n{{"n": 2}}\n')

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import skeinformer
 from skeinformer.attention import METHODS
+from tests.cases import cases
 from tests.helpers import EXACT, lengths_mask, random_mask
 
 pytestmark = pytest.mark.usefixtures("always_sketched")
@@ -91,7 +92,7 @@ def test_self_attention_equals_torch_in_real_rows(batch_first: bool, floats: boo
     torch.testing.assert_close(run(ours, [x, x, x], rows, key_padding_mask=mask), expected)
 
 
-@settings(max_examples=40)
+@settings(max_examples=cases(40))
 @given(st.data())
 def test_any_shape_and_mask_equals_torch(data: st.DataObject) -> None:
     sizes = st.integers(1, 9)

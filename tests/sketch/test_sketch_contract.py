@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from skeinformer.noise import from_generator, from_seed
 from skeinformer.sketch import SKETCHES, Sketch, draw, find
+from tests.cases import cases
 
 NAMES = list(SKETCHES)
 SAMPLING = [name for name in NAMES if "log_probability" in SKETCHES[name].defaults]
@@ -39,7 +40,7 @@ def test_apply_and_lift_are_products_with_the_dense_matrix(name: str, n: int, d:
     assert_close(sketch.lift(y), dense @ y)
 
 
-@settings(max_examples=25)
+@settings(max_examples=cases(25))
 @given(
     n=st.integers(1, 40),
     d=st.integers(1, 40),

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from skeinformer.sketch import SKETCHES, draw
 from skeinformer.sketch.sampling import accumulative, subsampling, subsampling_without, with_replacement
+from tests.cases import cases
 
 SAMPLING = [name for name in SKETCHES if "log_probability" in SKETCHES[name].defaults]
 NEVER = -torch.inf
@@ -50,7 +51,7 @@ def reference_without(u: list[float], p: list[float], d: int) -> Tensor:
     return s
 
 
-@settings(max_examples=40)
+@settings(max_examples=cases(40))
 @given(n=st.integers(1, 12), d=st.integers(1, 15), dead=st.integers(0, 11), seed=st.integers(0, 1000))
 def test_draws_follow_the_definitions(n: int, d: int, dead: int, seed: int) -> None:
     log_p = 2 * torch.randn(n, dtype=torch.float64, generator=generator(seed))

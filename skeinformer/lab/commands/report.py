@@ -19,6 +19,7 @@ from skeinformer.lab.report.lra import lra_markdown
 from skeinformer.lab.report.lra_figures import loss_panels
 from skeinformer.lab.report.lra_study import study_panels, study_styles
 from skeinformer.lab.report.sections import check_kinds, write_report
+from skeinformer.lab.report.values import check_values
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def read_all(paths: Sequence[Path]) -> list[Record]:
         if not found:
             raise ValueError(f"{path} holds no records; measure something first")
         check_kinds(found, path)
+        check_values(found, path)
         records += found
     return records
 

@@ -2,18 +2,20 @@
 
 import io
 import lzma
-import pickle
+import math
 import re
+import struct
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skeinformer.lab.lra.archives import damage_named, members
+from skeinformer.lab.files import open_plain, read_at_most
+from skeinformer.lab.lra.archives import MOST, damage_named, members
+from skeinformer.lab.lra.batch_pickle import read_batch
 from skeinformer.lab.lra.holdout import hold_out
 from skeinformer.lab.lra.store import Example
 from skeinformer.registry import check_count
@@ -26,14 +28,6 @@ TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST = ("test_batch",)
 BATCH = re.compile(r"(data_batch_[1-5]|test_batch)(\.bin)?")
 WEIGHTS = np.array([0.2989, 0.587, 0.114], np.float32)  # of red, green and blue
-RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's own function that makes an array from a pickle
-# all that the official pickles ask for; anything else could run code
-ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-}
 
 
 class Images(NamedTuple):
@@ -95,7 +89,7 @@ def _read_batches(source: Path) -> tuple[Images, Images]:
         place = f"{source}, {name}"
         if batch.removesuffix(".bin") in batches:
             raise ValueError(f"{place}: the batch is there twice; name the folder that holds it once")
-        decode = _from_binary if batch.endswith(".bin") else _from_pickle
+        decode = _from_binary if batch.endswith(".bin") else decode_pickle
         batches[batch.removesuffix(".bin")] = decode(content, place)
     for name in (*TRAIN, *TEST):
         if name not in batches:
@@ -116,25 +110,16 @@ def _from_binary(content: bytes, place: str) -> Images:
     return Images(gray(rows[:, 1:].reshape(-1, 3, PIXELS)), _checked_labels(rows[:, 0], len(rows), place))
 
 
-def _from_pickle(content: bytes, place: str) -> Images:
+def decode_pickle(content: bytes, place: str) -> Images:
     """A dictionary with the array `data`, uint8 (N, 3072), and the list `labels`."""
     try:
-        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise ValueError(f"{place}: no batch of CIFAR-10: {error or type(error).__name__}") from error
-    data = batch.get(b"data") if isinstance(batch, dict) else None
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3 * PIXELS:
+        batch = read_batch(content)
+    except Exception as error:  # what pickletools says of damage has many forms
+        raise ValueError(f"{place}: no batch of CIFAR-10: {str(error) or type(error).__name__}") from error
+    data = batch.get(b"data")
+    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3 * PIXELS or not len(data):
         raise ValueError(f"{place}: expected an array 'data' of uint8 with {3 * PIXELS} columns")
     return Images(gray(data.reshape(-1, 3, PIXELS)), _checked_labels(batch.get(b"labels"), len(data), place))
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes numbers, bytes, lists, dictionaries and numpy arrays, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a batch does not need; nothing was run")
-        return ALLOWED[module, name]
 
 
 def _read_arrays(source: Path) -> tuple[Images, Images]:
@@ -152,23 +137,49 @@ def _read_arrays(source: Path) -> tuple[Images, Images]:
 
 
 def _load(path: Path, key: str | None = None) -> NDArray[Any]:
-    """The array of an npy or npy.xz file, or the one called `key` of an npz file."""
-    with damage_named(path):
-        raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    """The whole numbers of an npy or npy.xz file, or of the array called `key` of an npz file."""
+    with open_plain(path) as file, damage_named(path):
+        if key is not None:
+            return _array(_zipped(file, path, key), path)
+        return _array(read_at_most(lzma.open(file) if path.suffix == ".xz" else file, MOST, path), path)
+
+
+def _zipped(file: BinaryIO, path: Path, key: str) -> bytes:
     try:
-        content = np.load(io.BytesIO(raw), allow_pickle=False)
-        return np.asarray(content if key is None else content[key])
+        with zipfile.ZipFile(file) as packed, packed.open(f"{key}.npy") as array:
+            return read_at_most(array, MOST, path)
     except KeyError:
         raise ValueError(f"{path} has no array called {key}") from None
-    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OverflowError, struct.error) as error:
         raise ValueError(f"{path} cannot be read as an array of numbers: {error}") from error
+
+
+def _array(content: bytes, path: Path) -> NDArray[Any]:
+    """The array of an npy file. Its header is checked against the bytes that follow before there is an array."""
+    stream = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, by_columns, dtype = read(stream)
+    except Exception as error:  # the header is a Python literal, which can be wrong in any way
+        raise ValueError(
+            f"{path} cannot be read as an array of numbers: {str(error) or type(error).__name__}"
+        ) from error
+    if dtype.names is not None or dtype.subdtype is not None or dtype.kind not in "iuf":
+        raise ValueError(f"{path} cannot be read as an array of numbers: it holds {str(dtype)[:40]}")
+    if math.prod(shape) * dtype.itemsize != len(content) - stream.tell() or min(shape, default=0) < 0:
+        raise ValueError(f"{path} cannot be read as an array of numbers: {shape} is not the size of what follows")
+    flat = np.frombuffer(content, dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if by_columns else "C")
 
 
 def _checked_labels(labels: Any, count: int, place: str) -> NDArray[np.uint8]:
     """The labels as an array, if there are `count` and all are classes."""
-    found = np.asarray(labels if labels is not None else [])
+    if isinstance(labels, list) and all(type(label) is int and -(2**31) <= label < 2**31 for label in labels):
+        labels = np.array(labels, np.int64)
+    found = labels if isinstance(labels, np.ndarray) else np.empty(0)
     if found.shape != (count,) or found.dtype.kind not in "iu":
-        raise ValueError(f"{place}: expected {count:,} labels, got {found.dtype} {found.shape}")
+        raise ValueError(f"{place}: expected {count:,} labels, whole numbers in one row")
     wrong = np.flatnonzero((found < 0) | (found >= NUM_CLASSES))
     if len(wrong):
         raise ValueError(f"{place}, row {wrong[0]}: the label is {found[wrong[0]]}, expected 0 to {NUM_CLASSES - 1}")

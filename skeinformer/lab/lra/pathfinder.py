@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from skeinformer.lab.files import read_plain
+from skeinformer.lab.lra.archives import MOST
 from skeinformer.lab.lra.snakes import Board, PathfinderSettings, Snake, grow_distractors, grow_pair, make_board
 from skeinformer.lab.lra.store import SPLITS, Example
 from skeinformer.lab.lra.workers import in_order
@@ -27,6 +29,7 @@ HARD = PathfinderSettings()
 BLOCK = 128  # uniform numbers that are drawn at once
 OFFICIAL = Path("pathfinder32", "curv_contour_length_14")  # the hard set in the official release
 OFFICIAL_SIZE = HARD.image_size
+LARGEST_IMAGE = 1 << 16  # bytes of a png of that size, with room
 HELD_OUT = 10  # one image of so many is for validation, and one for the test
 
 
@@ -179,7 +182,7 @@ def _read_metadata(root: Path) -> Iterator[Listed]:
     listed: dict[str, Listed] = {}
     for path in sorted(paths, key=lambda path: (len(path.stem), path.stem)):  # 2.npy before 10.npy
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = read_plain(path, MOST).decode().splitlines()
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not text; the official metadata have a line for each image") from None
         for number, line in enumerate(lines, 1):
@@ -198,25 +201,38 @@ def _read_metadata(root: Path) -> Iterator[Listed]:
 
 
 def _read_image(root: Path, image: Listed) -> NDArray[np.uint8]:
-    """The gray levels of a png inside of `root`, which holds no link to elsewhere; anything else is an error."""
+    """The gray levels of a png inside of `root`, reached without a link; anything else is an error."""
     from PIL import Image  # comes with matplotlib
 
     path = (root / image.file).resolve()
     if not path.is_relative_to(root):
         raise ValueError(f"{image.where} names {image.file}, which is not inside of {root}")
-    if not path.is_file():
+    if path != root / image.file:
+        raise ValueError(f"{image.where} names {image.file}, which is or lies behind a link; only plain files are read")
+    if not path.exists():
         raise FileNotFoundError(f"{image.where} names {image.file}, which is not in {root}")
-    content = path.read_bytes()
+    content = read_plain(path, LARGEST_IMAGE)
     try:
-        with Image.open(BytesIO(content), formats=["PNG"]) as png:
-            kind = (png.mode, *png.size)
-            png.verify()  # all checksums; the image must be opened again afterwards
-        if kind == ("L", OFFICIAL_SIZE, OFFICIAL_SIZE):
+        width, height = _png_size(content)
+        kind = f"{width} x {height} pixels"
+        if (width, height) == (OFFICIAL_SIZE, OFFICIAL_SIZE):  # else nothing is decoded
             with Image.open(BytesIO(content), formats=["PNG"]) as png:
-                return np.asarray(png, np.uint8)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{image.where} names {image.file}, which is not a whole png: {error}") from None
+                mode = png.mode
+                png.verify()  # all checksums; the image must be opened again afterwards
+            if mode == "L":
+                with Image.open(BytesIO(content), formats=["PNG"]) as png:
+                    return np.asarray(png, np.uint8)
+            kind = f"{kind} and mode {mode}"
+    except Exception as error:  # damage has many forms
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{image.where} names {image.file}, which is not a whole png: {reason}") from None
     raise ValueError(
-        f"{image.where} names {image.file}, of {kind[1]} x {kind[2]} pixels and mode {kind[0]}; "
-        f"expected {OFFICIAL_SIZE} x {OFFICIAL_SIZE} and L, 8 bits of gray"
+        f"{image.where} names {image.file}, of {kind}; expected {OFFICIAL_SIZE} x {OFFICIAL_SIZE} and L, 8 bits of gray"
     )
+
+
+def _png_size(content: bytes) -> tuple[int, int]:
+    """Width and height as the header of a png says."""
+    if len(content) < 24 or content[:8] != b"\x89PNG\r\n\x1a\n" or content[12:16] != b"IHDR":
+        raise ValueError("it has no header of a png")
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")

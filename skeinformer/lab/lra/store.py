@@ -5,28 +5,28 @@ There is no padding and no padding token. Masks come from lengths, so gray level
 """
 
 import contextlib
-import hashlib
 import io
-import json
 import re
 import secrets
 import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skeinformer.lab.files import lock_folder, sync_folder, synced
+from skeinformer.lab.fields import from_json
+from skeinformer.lab.files import SEAL, lock_folder, parse_json, seal, sha256_of, sync_folder, synced, unseal
 from skeinformer.lab.records import Value
 
 FORMAT = 1  # of the folder; another number is another layout
 SPLITS = ("train", "valid", "test")
 TASKS = ("listops", "text", "retrieval", "pathfinder", "image")
 META = "meta.json"
+AGAIN = "prepare the data again with skein data"
 ARRAYS = tuple(f"{split}.{part}.npy" for split in SPLITS for part in ("tokens", "lengths", "labels"))
 
 
@@ -63,10 +63,10 @@ class Split:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._where = (folder, name)
-        self.labels = np.load(folder / f"{name}.labels.npy")
-        self.lengths = np.load(folder / f"{name}.lengths.npy")
-        tokens = np.load(folder / f"{name}.tokens.npy", mmap_mode="r")
-        self._tokens: NDArray[np.uint8] = np.asarray(tokens)  # the same memory; slices of a memmap are slow to make
+        self.labels = np.array(_mapped(folder / f"{name}.labels.npy"))
+        self.lengths = np.array(_mapped(folder / f"{name}.lengths.npy"))
+        # the same memory; slices of a memmap are slow to make
+        self._tokens: NDArray[np.uint8] = np.asarray(_mapped(folder / f"{name}.tokens.npy"))
         ends = self.lengths.ravel().cumsum(dtype=np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), ends])
 
@@ -130,11 +130,11 @@ def write_store(
     with _unfinished(folder) as temporary:
         counts = {name: _write_split(temporary, name, examples, meta, on_example) for name, examples in splits.items()}
         sizes = {name: (temporary / name).stat().st_size for name in ARRAYS}
-        checksums = {name: _sha256(temporary / name) for name in ARRAYS}
+        checksums = {name: sha256_of(temporary / name) for name in ARRAYS}
         ordered = {name: counts[name] for name in SPLITS}
         meta = Meta(**{**asdict(meta), "splits": ordered, "sizes": sizes, "checksums": checksums})
         with synced(temporary / META) as file:
-            file.write(json.dumps(asdict(meta), indent=1, allow_nan=False).encode() + b"\n")
+            file.write(seal(asdict(meta)))
         sync_folder(temporary)
         with lock_folder(folder.parent):
             check_free(folder, overwrite)  # another process may have been faster
@@ -154,7 +154,7 @@ def open_store(folder: Path | str, *, verify: bool = False) -> Store:
             raise _broken(path, "is missing")
         if (found := path.stat().st_size) != meta.sizes[name]:
             raise _broken(path, f"has {found:,} bytes, expected {meta.sizes[name]:,}")
-        if verify and _sha256(path) != meta.checksums[name]:
+        if verify and sha256_of(path) != meta.checksums[name]:
             raise _broken(path, "was altered: its checksum differs")
     for name in SPLITS:
         _check_arrays(folder, name, meta)
@@ -244,59 +244,55 @@ def _read_meta(folder: Path) -> Meta:
     if not path.is_file():
         raise _broken(path, "is missing")
     try:
-        data = json.loads(path.read_bytes())
-    except ValueError:
-        raise _broken(path, "is not JSON") from None
-    if not isinstance(data, dict) or "format" not in data:
-        raise _broken(path, "does not describe a store")
-    if data["format"] != FORMAT:
-        raise _broken(path, f"has format {data['format']}, and this version reads format {FORMAT}")
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "seed": (int, type(None)),
-        "task": str,
-        "source": str,
-        **dict.fromkeys(("options", "splits", "sizes", "checksums"), dict),
-    }
-    names = {item.name for item in fields(Meta)}
-    wrong = sorted(names ^ set(data)) or [name for name in names if not isinstance(data[name], kinds.get(name, int))]
-    tables = {"splits": (SPLITS, int), "sizes": (ARRAYS, int), "checksums": (ARRAYS, str)}
-    wrong = wrong or [
-        name
-        for name, (keys, kind) in tables.items()
-        if set(data[name]) != set(keys) or not all(isinstance(value, kind) for value in data[name].values())
-    ]
-    if wrong:
-        raise _broken(path, f"has a missing or wrong {wrong[0]!r}")
-    meta = Meta(**data)
-    try:
+        content = path.read_bytes()
+        data = parse_json(content, path)
+        if data.get("format") != FORMAT:
+            raise ValueError(f"{path} has format {data.get('format')}, and this version reads format {FORMAT}")
+        if SEAL in data:  # stores of earlier versions have none
+            data = unseal(content, path)
+        meta = from_json(Meta, data, path, complete=True)
+        for name, keys in (("splits", SPLITS), ("sizes", ARRAYS), ("checksums", ARRAYS)):
+            if set(getattr(meta, name)) != set(keys):
+                raise ValueError(f"{path}, field {name!r} does not name {', '.join(keys)}")
+        if min(meta.splits.values()) < 1:
+            raise ValueError(f"{path}, field 'splits' has a split without examples")
         _check_description(meta)
     except ValueError as error:
-        raise _broken(path, f"is wrong: {error}") from None
+        named = str(error) if str(path) in str(error) else f"{path} is wrong: {error}"
+        raise ValueError(f"{named}: {AGAIN}") from None
     return meta
 
 
 def _check_arrays(folder: Path, name: str, meta: Meta) -> None:
     count = meta.splits[name]
-    for part, dtype, shape in (
-        ("labels", np.int64, (count,)),
-        ("lengths", np.int32, (count, meta.sequences)),
-        ("tokens", np.uint8, None),
+    total = None
+    for part, dtype, shape, least, most in (
+        ("labels", np.int64, (count,), 0, meta.num_classes - 1),
+        ("lengths", np.int32, (count, meta.sequences), 1, meta.max_len),
+        ("tokens", np.uint8, None, 0, meta.vocab_size - 1),
     ):
         path = folder / f"{name}.{part}.npy"
-        try:
-            found = np.load(path, mmap_mode="r")
-        except (ValueError, OSError, EOFError):
-            raise _broken(path, "cannot be read") from None
-        expected = (int(np.load(folder / f"{name}.lengths.npy").sum(dtype=np.int64)),) if shape is None else shape
+        found = _mapped(path)
+        expected = (total,) if shape is None else shape
         if found.dtype != dtype or found.shape != expected:
-            raise _broken(path, f"holds {found.dtype} {found.shape}, expected {np.dtype(dtype)} {expected}")
-        low, high = {"labels": (0, meta.num_classes - 1), "lengths": (1, meta.max_len)}.get(part, (0, 255))
-        if part != "tokens" and (found.min() < low or found.max() > high):
-            raise _broken(path, f"holds {found.min()} to {found.max()}, expected {low} to {high}")
+            shown = f"{str(found.dtype)[:40]} {str(found.shape)[:40]}"
+            raise _broken(path, f"holds {shown}, expected {np.dtype(dtype)} {expected}")
+        if (part != "tokens" or meta.vocab_size < 256) and (found.min() < least or found.max() > most):
+            raise _broken(path, f"holds {found.min()} to {found.max()}, expected {least} to {most}")
+        if part == "lengths":
+            total = int(found.sum(dtype=np.int64))
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    """The array of a file, which stays on disk until it is asked for."""
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception:  # the header is a Python literal, which can be wrong in any way
+        raise _broken(path, "cannot be read") from None
 
 
 def _broken(path: Path, what: str) -> ValueError:
-    return ValueError(f"{path} {what}: prepare the data again with skein data")
+    return ValueError(f"{path} {what}: {AGAIN}")
 
 
 @contextlib.contextmanager
@@ -321,7 +317,7 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 def _recover(folder: Path) -> None:
     """Remove what killed writers left beside `folder`, and put back a store that one of them was about to replace."""
     ours = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}\.(replaced|unfinished)")
-    beside = [path for path in folder.parent.iterdir() if ours.fullmatch(path.name)]
+    beside = [path for path in folder.parent.iterdir() if ours.fullmatch(path.name) and not path.is_symlink()]
     for old in (path for path in beside if path.suffix == ".replaced"):
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -340,8 +336,3 @@ def _take_place(temporary: Path, folder: Path) -> None:
     temporary.rename(folder)
     sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

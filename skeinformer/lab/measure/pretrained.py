@@ -193,7 +193,9 @@ def load_any_model(name: str | None = None) -> Pretrained:
         try:
             model = AutoModel.from_pretrained(source, local_files_only=local, use_safetensors=True, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
-        except (OSError, ValueError) as error:
+        except ImportError:
+            raise
+        except Exception as error:  # what can be wrong with a model's files has many forms
             raise ValueError(
                 f"cannot load the model {source!r}: {error}\nExpected the name of a model that can be downloaded, or a "
                 "folder with config.json, model.safetensors and the tokenizer's files."
@@ -273,7 +275,13 @@ def _transformer_folder(folder: Path) -> Path:
     modules = folder / "modules.json"
     if (folder / "config.json").exists() or not modules.exists():
         return folder
-    return folder / str(json.loads(modules.read_text(encoding="utf-8"))[0]["path"])
+    try:
+        inside = folder / str(json.loads(modules.read_bytes())[0]["path"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise ValueError(f"{modules} does not name the folder of a transformer: expected a list of modules") from None
+    if not inside.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{modules} names {inside}, which is not inside of {folder}")
+    return inside
 
 
 def column_and_value(item: str) -> tuple[str, str]:
@@ -307,19 +315,23 @@ def _parquet_texts(path: Path, where: Mapping[str, str]) -> list[str]:
 
 def _parquet_columns(path: Path, names: Sequence[str]) -> Any:
     """Columns of a .parquet file that has one named `text`."""
-    from pyarrow import ArrowInvalid, parquet
+    from pyarrow import ArrowException, parquet, types
 
     try:
-        opened = parquet.ParquetFile(path)
-    except ArrowInvalid as error:
+        with parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            if "text" not in schema.names:
+                raise ValueError(f"{path} has the columns {', '.join(schema.names)}; expected one named 'text'")
+            for name in names:
+                lookup(f"column of {path.name}", name, dict.fromkeys(schema.names))
+                kind = schema.field(name).type
+                if types.is_nested(kind) or (name == "text" and not str(kind).endswith("string")):
+                    raise ValueError(f"{path}: column {name} holds {str(kind)[:60]}, expected texts")
+            return file.read(columns=list(names))
+    except FileNotFoundError:
+        raise
+    except (ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a .parquet file: {error}") from error
-    with opened as file:
-        columns = file.schema_arrow.names
-        if "text" not in columns:
-            raise ValueError(f"{path} has the columns {', '.join(columns)}; expected one named 'text'")
-        for name in names:
-            lookup(f"column of {path.name}", name, dict.fromkeys(columns))
-        return file.read(columns=list(names))
 
 
 def _first(where: Mapping[str, str]) -> str:

@@ -1,11 +1,11 @@
 """Section of `python -m studies.finetune`: a pretrained model fine-tuned with exact and sketched attention."""
 
 from collections.abc import Iterable, Sequence
-from math import sqrt
 
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.figures import Styles
 from skeinformer.lab.report.format import between, count, label, number, percent, real, seconds
+from skeinformer.lab.report.intervals import binomial_interval
 from skeinformer.lab.report.page import Section
 from skeinformer.lab.report.tables import Column, simple_table, spread_column
 
@@ -23,8 +23,6 @@ CELL = (
     "budget",
     "threads",
 )
-Z = 1.96  # of a 95 % interval
-
 LEGEND = (
     "Accuracy: on held-out reviews of at least so many tokens, the same for all; mean over seeds, and the 95 % "
     "interval of a share of that many answers. Training and test have the same attention. Training: all steps, median "
@@ -78,9 +76,7 @@ def _interval(record: Record) -> str:
     share, answers = real(record, "test_accuracy"), real(record, "test_examples")
     if share is None or not answers:
         return ""
-    center = (share + Z**2 / (2 * answers)) / (1 + Z**2 / answers)
-    half = Z * sqrt(share * (1 - share) / answers + Z**2 / (4 * answers**2)) / (1 + Z**2 / answers)
-    return between(percent(center - half), percent(center + half))
+    return between(*map(percent, binomial_interval(share, answers)))
 
 
 def _least_tokens(record: Record) -> str:

@@ -1,6 +1,5 @@
 """What a run is: its job, where it stands, and what its records call it."""
 
-import json
 import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -8,10 +7,12 @@ from typing import Any
 
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import Contender, parse
+from skeinformer.lab.fields import from_json
+from skeinformer.lab.files import parse_json
 from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.snakes import PathfinderSettings
 from skeinformer.lab.lra.store import META, Meta, Store, open_store
-from skeinformer.lab.records import Record, read
+from skeinformer.lab.records import Record, check, read
 from skeinformer.lab.training.memory import parse_bytes
 from skeinformer.lab.training.options import Overrides, Train
 from skeinformer.lab.training.recipes import CUT, Recipe, as_record, generator_options, overrides_text, recipe
@@ -55,6 +56,26 @@ class Progress:
     micro_batch: int = 0
     started: str = ""
     records: list[Record] = field(default_factory=list)
+
+
+def read_progress(checkpoint: Path, data: object, chosen: Recipe) -> Progress:
+    """The progress in a checkpoint. A ValueError names the file and the field that cannot be of this run."""
+    place = checkpoint / "state.json"
+    anew = f"; remove the folder {checkpoint} to start this run anew"
+    try:
+        found = from_json(Progress, data, place, complete=True)
+        for record in found.records:
+            check(record)
+        limits = {"step": (1, chosen.steps), "best_step": (0, found.step), "micro_batch": (1, chosen.batch)}
+        for name, (least, most) in limits.items():
+            if not least <= getattr(found, name) <= most:
+                raise ValueError(f"{place}, field {name!r} is {getattr(found, name)}, expected {least} to {most}")
+        if checkpoint.name != f"checkpoint-{found.step}":
+            raise ValueError(f"{place}, field 'step' is {found.step}, which is not that of its folder")
+    except ValueError as error:
+        named = str(error) if str(place) in str(error) else f"{place}, field 'records': {error}"
+        raise ValueError(f"{named}{anew}") from None
+    return found
 
 
 def method_of(spec: str) -> Contender:
@@ -110,16 +131,18 @@ def result_of(job: Job) -> Record | None:
     if not path.is_file():
         return None
     try:
-        before = json.loads(path.read_text())
+        before = parse_json(path.read_bytes(), path)
     except ValueError as error:
-        raise ValueError(f"{path} cannot be read; give another --out") from error
+        raise ValueError(
+            f"{error}; remove the folder {job.out} to start this run anew, or give another --out"
+        ) from None
     now = settings(job, open_task(job))
     if differing := sorted(name for name in now if before.get(name) != now[name]):
         name = differing[0]
         raise ValueError(
             f"{job.out} holds a run with {name}={before.get(name)!r}, not {now[name]!r}; give another --out"
         )
-    found = [r for r in read(records) if r["kind"] in ("lra_run", "lra_baseline")] if records.is_file() else []
+    found = [r for r in read(records) if r.get("kind") in ("lra_run", "lra_baseline")] if records.is_file() else []
     return found[-1] if found else None
 
 

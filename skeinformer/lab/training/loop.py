@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from skeinformer.compare.contender import OFFERED, has_budget
 from skeinformer.lab.files import lock_folder, write_whole
 from skeinformer.lab.lra.batches import Batch, Order, evaluation_order, micro_batches
-from skeinformer.lab.lra.store import Split
+from skeinformer.lab.lra.store import Split, open_store
 from skeinformer.lab.measure.work import now
 from skeinformer.lab.records import Record, append, machine
 from skeinformer.lab.training import checkpoint
@@ -34,6 +34,7 @@ from skeinformer.lab.training.job import (
     Job,
     Progress,
     open_task,
+    read_progress,
     result_of,
     run_fields,
     settings,
@@ -130,15 +131,15 @@ class Run:
         self.watch.begin(title, recipe.steps, self.progress.step)
 
     def restore(self) -> None:
+        """Go to the last checkpoint. It and the store are compared with their checksums first."""
         path = checkpoint.latest(self.job.out) if self.job.resume else None
         if path is None:
             return
-        found = checkpoint.load(path, self.process)
-        self.model.load_state_dict(found.weights)
-        self.best = found.best
-        checkpoint.set_optimizer_tensors(self.optimizer, found.optimizer)
-        checkpoint.set_random_state(found.random)
-        self.progress = Progress(**found.state)
+        self.watch.stage("comparing checksums")
+        open_store(self.job.data, verify=True)
+        progress = read_progress(path, checkpoint.load_state(path)["progress"], self.recipe)
+        self.best = checkpoint.restore(path, self.model, self.optimizer, self.process)
+        self.progress = progress
 
     def weights(self) -> dict[str, Tensor]:
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
@@ -344,7 +345,7 @@ class Run:
         if self.job.memory_budget is None:
             return share
         if self.job.resume and (path := checkpoint.latest(self.job.out)) is not None:
-            return int(checkpoint.load(path, self.process).state["micro_batch"])
+            return read_progress(path, checkpoint.load_state(path)["progress"], self.recipe).micro_batch
         device = self.accelerator.device
         length = min(self.store.meta.max_len, self.recipe.max_len)
 

@@ -1,6 +1,5 @@
 """The model that a run trains, its saved form, and what a trivial model knows."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from skeinformer.attention import Attention
 from skeinformer.compare.contender import Contender
+from skeinformer.lab.files import remove_any
 from skeinformer.lab.lra.store import Meta
 from skeinformer.lab.records import Record
 from skeinformer.lab.training.job import BAG_OF_TOKENS
@@ -103,7 +103,8 @@ def save_trained(model: nn.Module, folder: Path, record: Record) -> None:
         return
     part = folder.with_name(f".{folder.name}.part")
     for old in (part, folder):
-        shutil.rmtree(old, ignore_errors=True)
+        remove_any(old)
+    part.mkdir()  # fails where somebody has put a link
     model.save_pretrained(part, model_card_kwargs={"results": results_text(record)})
     part.rename(folder)
 

@@ -12,9 +12,8 @@ All three are saved by `save_pretrained(folder)` as config.json, model.safetenso
 `Classifier.from_pretrained(folder)`. This needs huggingface_hub, of the extra `train`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
@@ -25,7 +24,10 @@ from skeinformer.attention import METHODS, build
 from skeinformer.attention.seeds import layer_seed
 from skeinformer.kernels.choice import at_hand
 from skeinformer.kernels.rows import masked_mean
-from skeinformer.registry import check_count, check_number
+from skeinformer.lab.training.config import ModelConfig, check_config
+from skeinformer.lab.training.loading import check_tensors, hub_files, load_weights, read_config, saved_files
+
+__all__ = ["Classifier", "Encoder", "ModelConfig", "PairClassifier", "initialize"]
 
 EMBEDDING_STANDARD_DEVIATION = 0.02
 CARD = """---
@@ -47,31 +49,6 @@ library skeinformer; `config.json` has its sizes.
 
     model = {{ model_class }}.from_pretrained("this folder or repository").eval()
 """
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Sizes of the model and the attention in it; the defaults are the paper's."""
-
-    vocab_size: int
-    num_classes: int
-    max_len: int
-    """The longest sequence: there is a learned position for each token."""
-    method: str = "skeinformer"
-    """A name in METHODS."""
-    budget: int | None = 256
-    """The sketch size d; None where an option sets the size."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the method, beside its budget."""
-    num_layers: int = 2
-    dim: int = 64
-    num_heads: int = 2
-    feedforward_dim: int = 128
-    classifier_dim: int = 128
-    """The width of the classifier's hidden layer."""
-    dropout: float = 0.1
-    seed: int | None = 0
-    """Of the attention's draws in evaluation, each layer with its own; None draws anew at every call."""
 
 
 class Dropout(nn.Module):
@@ -170,13 +147,25 @@ class Saved(
     config: ModelConfig
 
     @classmethod
-    def _load_as_safetensor(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
-        """All weights or an error, whatever was asked: a part of them would be a model with random numbers in it."""
-        return super()._load_as_safetensor(model, model_file, map_location, strict=True)
+    def from_pretrained(  # type: ignore[override]
+        cls, name_or_folder: str | Path, *, map_location: str = "cpu", **download: Any
+    ) -> Self:
+        """The model of a folder, or of a repository, which is downloaded as `download` says (revision, token, ...).
 
-    @classmethod
-    def _load_as_pickle(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
-        raise ValueError(f"{model_file} is a pickle, which is not loaded; save the model as safetensors")
+        All weights or an error: a part of them would be a model with random numbers in it. Files are checked against
+        each other before the model is built (`loading.read_config`); a pickle is not loaded.
+        """
+        found = saved_files(Path(name_or_folder)) or hub_files(str(name_or_folder), **download)
+        config = read_config(*found)
+        try:
+            with torch.device("meta"):  # names and shapes only
+                expected = cls(config).state_dict()
+        except (TypeError, ValueError) as error:  # a method or an option that does not exist
+            raise ValueError(f"{found.config}: {error}") from None
+        check_tensors(expected, found.weights)
+        model = cls(config)
+        load_weights(model, found.weights)
+        return model.to(map_location).eval()
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """The card; `results` is what it says under "Measured"."""
@@ -268,24 +257,3 @@ def initialize(module: nn.Module) -> None:
     elif isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         nn.init.zeros_(module.bias)
-
-
-def check_config(config: ModelConfig) -> None:
-    """Raise where a size is not possible."""
-    for name in (
-        "vocab_size",
-        "num_classes",
-        "max_len",
-        "num_layers",
-        "dim",
-        "num_heads",
-        "feedforward_dim",
-        "classifier_dim",
-    ):
-        check_count(name, getattr(config, name))
-    if config.dim % config.num_heads:
-        raise ValueError(
-            f"dim={config.dim} is not a multiple of num_heads={config.num_heads}; each head has the same width"
-        )
-    if not 0 <= check_number("dropout", config.dropout, "at least 0 and below 1") < 1:
-        raise ValueError(f"dropout must be at least 0 and below 1, got {config.dropout}")

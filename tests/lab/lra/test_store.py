@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skeinformer.lab.files import seal, unseal
 from skeinformer.lab.lra.store import ARRAYS, SPLITS, Example, Meta, open_store, write_store
 
 ROOT = Path(__file__).parents[3]
@@ -175,6 +176,7 @@ def test_progress_counts_examples(tmp_path: Path) -> None:
 KILLED = """
 import itertools, sys
 import numpy as np
+from skeinformer.lab.files import seal, unseal
 from skeinformer.lab.lra.store import Example, write_store
 
 def forever():
@@ -210,6 +212,14 @@ def test_a_store_whose_replacement_was_killed_between_two_names_comes_back(tmp_p
     with pytest.raises(ValueError, match="no examples"):
         write(tmp_path / "store", {**three(), "test": []})
     assert open_store(tmp_path / "store", verify=True).meta == first
+
+
+def test_a_planted_link_does_not_become_the_store(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".store.0123abcd.replaced").symlink_to("elsewhere")
+    write(tmp_path / "store")
+    assert not (tmp_path / "store").is_symlink()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def damaged(folder: Path, name: str, change: Any) -> None:
@@ -249,19 +259,52 @@ def test_shapes_are_checked_without_checksums(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"format": 2}, "has format 2, and this version reads format 1"),
-        ({"task": 3}, "wrong 'task'"),
-        ({"splits": {"train": 1}}, "wrong 'splits'"),
-        ({"sizes": {"../../passwd": 3}}, "wrong 'sizes'"),
-        ({"seed": "x"}, "wrong 'seed'"),
+        ({"task": 3}, "field 'task' is 3, expected a text"),
+        ({"task": "txt"}, "unknown task 'txt'"),
+        ({"splits": {"train": 1}}, "field 'splits' does not name train, valid, test"),
+        ({"splits": {"train": 0, "valid": 3, "test": 4}}, "field 'splits' has a split without examples"),
+        ({"splits": []}, "field 'splits' is a list, expected an object"),
+        ({"sizes": {"../../passwd": 3}}, "field 'sizes' does not name"),
+        ({"sizes": {"train.labels.npy": "3"}}, "field 'sizes', 'train.labels.npy' is the text '3'"),
+        ({"seed": "x"}, "field 'seed' is the text 'x', expected a whole number or null"),
         ({"vocab_size": 0}, "vocab_size is 0"),
-        ({"extra": 1}, "wrong 'extra'"),
+        ({"max_len": True}, "field 'max_len' is True, expected a whole number"),
+        ({"extra": 1}, "has a field 'extra', which is not known"),
     ],
 )
 def test_wrong_meta_data_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
     write(tmp_path / "store")
     path = tmp_path / "store" / "meta.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    path.write_bytes(seal({**unseal(path.read_bytes(), path), **change}))
     with pytest.raises(ValueError, match=f"meta.json.*{message}.*prepare the data again"):
+        open_store(tmp_path / "store")
+
+
+def test_every_flipped_bit_of_a_store_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "store")
+    for path in sorted((tmp_path / "store").iterdir()):
+        content = path.read_bytes()
+        for place in range(0, 8 * len(content), 83 if path.suffix == ".json" else 411):
+            flipped = bytearray(content)
+            flipped[place // 8] ^= 1 << place % 8
+            path.write_bytes(flipped)
+            with pytest.raises(ValueError, match=rf"{path.name}.*prepare the data again"):
+                open_store(tmp_path / "store", verify=True)
+        path.write_bytes(content)
+    open_store(tmp_path / "store", verify=True)
+
+
+def test_a_store_of_an_earlier_version_has_no_checksum_of_its_meta_data(tmp_path: Path) -> None:
+    write(tmp_path / "store")
+    path = tmp_path / "store" / "meta.json"
+    path.write_text(json.dumps(unseal(path.read_bytes(), path)))
+    assert open_store(tmp_path / "store", verify=True).meta.task == "text"
+
+
+def test_tokens_beyond_the_vocabulary_are_found(tmp_path: Path) -> None:
+    write(tmp_path / "store", {name: [Example((np.arange(5, dtype=np.uint8),), 0)] for name in SPLITS}, vocab_size=5)
+    damaged(tmp_path / "store", "valid.tokens.npy", lambda content: content[:-1] + b"\x05")
+    with pytest.raises(ValueError, match=r"valid\.tokens\.npy holds 0 to 5, expected 0 to 4: prepare the data again"):
         open_store(tmp_path / "store")
 
 

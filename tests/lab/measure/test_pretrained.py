@@ -173,6 +173,39 @@ def test_text_files(tmp_path: Path) -> None:
         load_text(tmp_path / "missing.txt")
 
 
+@pytest.mark.parametrize("values", [[["a"], ["b"]], [1, 2]])
+def test_a_column_that_is_no_text_is_named(tmp_path: Path, values: list[object]) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from pyarrow import table
+
+    parquet.write_table(table({"text": values}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: column text holds (list|int64).*, expected texts"):
+        load_text(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "does not name the folder of a transformer"),
+        ("[[]]", "does not name the folder of a transformer"),
+        ("[" * 100_000, "does not name the folder of a transformer"),
+        ('[{"path": "../elsewhere"}]', "which is not inside of"),
+    ],
+)
+def test_modules_of_a_stranger_are_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "modules.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"modules\.json .*{message}"):
+        load_model(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"model_type": "bert", "hidden_size": "many"}', "[" * 100_000])
+def test_a_config_of_a_stranger_is_an_error_of_the_user(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match="cannot load the model"):
+        load_model(str(tmp_path))
+
+
 def test_a_filter_chooses_rows_of_a_parquet_file(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {"text": ["a", "b", "c", None], "split": ["test", "train", "test", "test"], "part": [1, 1, 2, 1]}

@@ -1,6 +1,7 @@
 """A run learns, is divided without a difference, and after a kill goes on to the same numbers."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,20 +13,20 @@ import pytest
 import torch
 
 from skeinformer.attention import METHODS
-from skeinformer.lab.files import lock_folder
+from skeinformer.lab.files import lock_folder, seal, unseal
 from skeinformer.lab.lra.listops import ListOpsSettings, generate
 from skeinformer.lab.lra.store import SPLITS, TASKS, write_store
 from skeinformer.lab.records import Record, read
+from skeinformer.lab.training import checkpoint
 from skeinformer.lab.training.job import Job, method_of
 from skeinformer.lab.training.loop import train
 from skeinformer.lab.training.model import Classifier
 from skeinformer.lab.training.recipes import RECIPES, recipe
 from skeinformer.lab.training.watch import Watch
+from studies.soak_kills import without_times
 from tests.lab.training.tiny import tiny_recipe, write_tiny
 
 ROOT = Path(__file__).parents[3]
-TIMES = {"seconds", "cpu_seconds", "seconds_total", "seconds_per_thousand_steps", "tokens_per_second", "peak_bytes"}
-TIMES |= {"compile_seconds", "started", "command", "threads"}
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +44,7 @@ def job(store: Path, out: Path, method: str = "softmax", task: str = "text", **c
 
 def numbers(records: list[Record]) -> list[Record]:
     """The records without what a clock or a process decides."""
-    return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
+    return [without_times(record) for record in records]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -163,6 +164,69 @@ def test_after_a_kill_a_run_goes_on_to_the_same_numbers(stores: dict[str, Path],
     assert numbers(read(killed.out / "records.jsonl")) == numbers(read(whole.out / "records.jsonl"))
     states = [(path / "model" / "model.safetensors").read_bytes() for path in (whole.out, killed.out)]
     assert states[0] == states[1]
+
+
+def stopped(store: Path, out: Path) -> Job:
+    """A run that was stopped after its first checkpoint, and is to be resumed."""
+
+    class Stop(Watch):
+        def step(self, step: int) -> None:
+            if step == 5:
+                raise KeyboardInterrupt
+
+    made = job(store, out, "vmean", resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        train(made, Stop())
+    assert checkpoint.latest(out) == out / "checkpoint-4"
+    return made
+
+
+def test_a_flipped_bit_is_refused_when_a_run_is_resumed(tmp_path: Path) -> None:
+    store = write_tiny(tmp_path / "store", "text")
+    made = stopped(store, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoint-4"
+    way_out = {**dict.fromkeys(folder.iterdir(), f"; remove the folder {folder} to start this run anew")}
+    way_out |= dict.fromkeys(store.iterdir(), ": prepare the data again with skein data")
+    for path, message in way_out.items():
+        content = path.read_bytes()
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
+        with pytest.raises(ValueError, match=rf"{path.name} .*{message}"):
+            train(made)
+        path.write_bytes(content)
+    shutil.rmtree(folder)  # as the message says
+    assert numbers([train(made)]) == numbers([train(job(store, tmp_path / "other", "vmean"))])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": "4"}, "field 'step' is the text '4', expected a whole number"),
+        ({"step": 10**9}, "field 'step' is 1000000000, expected 1 to 12"),
+        ({"step": 5}, "field 'step' is 5, which is not that of its folder"),
+        ({"micro_batch": 0}, "field 'micro_batch' is 0, expected 1 to 16"),
+        ({"records": [{"loss": []}]}, "field 'records', item 0, 'loss' is a list"),
+        ({"records": {}}, "field 'records' is an object, expected a list"),
+        ({"more": 1}, "has a field 'more', which is not known"),
+        (None, "has no object 'progress'"),
+    ],
+)
+def test_progress_that_cannot_be_is_named(
+    stores: dict[str, Path], tmp_path: Path, change: dict[str, object] | None, message: str
+) -> None:
+    made = stopped(stores["text"], tmp_path)
+    path = tmp_path / "checkpoint-4" / "state.json"
+    state = unseal(path.read_bytes(), path)
+    state["progress"] = None if change is None else {**state["progress"], **change}
+    path.write_bytes(seal(state))
+    with pytest.raises(ValueError, match=rf"state\.json,? {message}.*; remove the folder .* to start this run anew"):
+        train(made)
+
+
+def test_a_list_where_the_run_is_described_is_named(stores: dict[str, Path], tmp_path: Path) -> None:
+    made = stopped(stores["text"], tmp_path)
+    (tmp_path / "run.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"run\.json holds a JSON list, expected an object; remove the folder"):
+        train(made)
 
 
 def test_a_finished_run_is_not_run_again_and_another_is_refused(stores: dict[str, Path], tmp_path: Path) -> None:

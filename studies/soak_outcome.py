@@ -1,0 +1,62 @@
+"""What a part of the campaign counts, and a process of its own for what may crash."""
+
+import faulthandler
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+OnCase = Callable[[int, int], None]  # tried, failed
+
+
+class Outcome(NamedTuple):
+    """How many cases were tried and failed, and what is to be said of the failures."""
+
+    tried: int
+    failed: int
+    notes: tuple[str, ...] = ()
+
+
+class Ended(NamedTuple):
+    """How a process ended: its exit status or minus the signal, what it wrote, and its peak memory in bytes."""
+
+    status: int
+    output: str
+    peak: int
+
+
+def in_process(work: Callable[[], int], log: Path, seconds: float = 120.0) -> Ended:
+    """Run `work` in a fork, whose output goes to `log`; it is killed after so many seconds."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        faulthandler.disable()
+        try:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            status = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    end = time.monotonic() + seconds
+    while True:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended:
+            break
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            _, status, usage = os.wait4(child, 0)
+            break
+        time.sleep(0.002)
+    return Ended(os.waitstatus_to_exitcode(status), log.read_text(errors="replace"), usage.ru_maxrss * 1024)

@@ -1,0 +1,83 @@
+"""What is installed is named with its hash, actions are pinned by commit, and two builds give the same bytes."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+LINE = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)==(?P<version>[0-9][^ +]*) --hash=sha256:[0-9a-f]{64}")
+
+
+def locked(name: str) -> dict[str, str]:
+    """Versions by name; every line that is no comment has a hash."""
+    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+    found = [LINE.fullmatch(line) for line in lines]
+    assert all(found), [line for line, match in zip(lines, found, strict=True) if match is None]
+    return {match["name"]: match["version"] for match in found if match is not None}
+
+
+def constrained() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    pairs = (line.split("==") for line in lines)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_the_lock_has_the_versions_of_the_constraints() -> None:
+    lock = locked("lock.txt") | locked("torch.txt")
+    differing = {n: (lock[n], version) for n, version in constrained().items() if n in lock and lock[n] != version}
+    assert not differing
+    assert "torchvision" not in lock
+
+
+def test_the_lock_has_all_that_the_extras_name() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    names = {canonicalize_name(Requirement(line).name) for line in named} - {"skeinformer"}
+    assert names <= locked("lock.txt").keys() | locked("torch.txt").keys()
+
+
+def test_the_lock_has_all_that_is_required() -> None:
+    """Of what is installed here, nothing that the locked packages require is missing from the lock."""
+    lock = locked("lock.txt") | locked("torch.txt")
+    for distribution in distributions():
+        name = canonicalize_name(distribution.metadata["Name"])
+        if name in lock:
+            for line in distribution.requires or []:
+                requirement = Requirement(line)
+                if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                    assert canonicalize_name(requirement.name) in lock, f"{name} requires {requirement.name}"
+
+
+@pytest.mark.parametrize("name", ["lock.txt", "torch.txt", "weights.txt", "constraints.txt", "Makefile"])
+def test_no_index_is_named(name: str) -> None:
+    assert not re.search(r"https?://|index-url|find-links", (ROOT / name).read_text())
+
+
+def test_actions_are_pinned_by_commit() -> None:
+    used = [
+        line
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert used
+    assert all(re.fullmatch(r"\s*- uses: [\w./-]+@[0-9a-f]{40} # v[\d.]+", line) for line in used), used
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_are_reproducible_and_pass_twine(tmp_path: Path) -> None:
+    pytest.importorskip("twine")
+    copy = tmp_path / "copy"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(copy)], check=True)
+    for _ in range(2):
+        done = subprocess.run([sys.executable, ".ci/dist.py"], cwd=copy, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("PASSED") == 2
+    assert len(list((copy / "dist").iterdir())) == 2
