@@ -28,10 +28,13 @@ from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.prepare import ListOps, Pathfinder, prepare_store
 from skeinformer.lab.lra.snakes import PathfinderSettings
-from skeinformer.lab.lra.store import META, open_store
-from skeinformer.lab.records import Record, Value, append, read
+from skeinformer.lab.lra.store import META, TASKS, open_store
+from skeinformer.lab.records import Record, Value, append, read, read_known
+from skeinformer.lab.training.children import start_child
 from skeinformer.lab.training.job import BAG_OF_TOKENS, RECORDS, job_of, recipe_of, result_of, run_fields, store_of
-from skeinformer.lab.training.options import Lra, Overrides, Train
+from skeinformer.lab.training.options import Lra, Overrides, Train, table_1_methods
+from skeinformer.lab.training.recipes import generator_options
+from skeinformer.lab.training.watch import Place, read_place
 from skeinformer.registry import check_count
 
 # the tasks that `skein data` can generate: its options, and those of the generator
@@ -40,7 +43,9 @@ GENERATED: dict[str, tuple[Any, Any]] = {
     "pathfinder": (Pathfinder, PathfinderSettings),
 }
 POLL_SECONDS = 0.5
-FAILURE = "failure.jsonl"
+FAILURE, LOG = "failure.jsonl", "log.txt"
+STUDIED_BATCHES, STUDIED_RATES = (0.5, 1, 2), (0.25, 1, 4)  # times the recipe's: nine runs, of which one is its own
+NOWHERE = Place("", "")
 LONGEST_NAME = 180  # of a cell's folder; file systems end at 255
 
 
@@ -52,6 +57,9 @@ class Cell:
     folder: Path
     state: str = "waiting"
     detail: str = ""
+    """Of a cell that has ended: its result in words, or why it failed."""
+    place: Place = NOWHERE
+    accuracy: str = ""
     process: "subprocess.Popen[bytes] | None" = None
     log: IO[bytes] | None = None
 
@@ -67,12 +75,16 @@ class Matrix:
     cells: list[Cell] = field(default_factory=list)
 
     def table(self) -> Table:
+        """A row for each cell that has begun. In a narrow terminal names go on in the next line; nothing is cut."""
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for title in ("run", "state", ""):
-            table.add_column(title, no_wrap=True)
+        for title in ("state", "done", "accuracy"):
+            table.add_column(title, no_wrap=True, justify="right" if title == "done" else "left")
+        table.add_column("run", overflow="fold")
         shown = [cell for cell in self.cells if cell.state != "waiting"][-30:]
         for cell in shown:
-            table.add_row(Text(cell.title), Text(cell.state), Text(cell.detail))
+            state = cell.place.stage if cell.state == "running" and cell.place.stage else cell.state
+            name = f"{cell.title}\n{cell.detail}" if cell.state == "failed" else cell.title
+            table.add_row(*map(Text, (state, cell.place.done, cell.accuracy, name)))
         counts = {state: sum(cell.state == state for cell in self.cells) for state in ("done", "failed", "waiting")}
         table.caption = ", ".join(f"{count} {state}" for state, count in counts.items())
         return table
@@ -90,6 +102,7 @@ def run_lra(options: Lra, console: Console | None = None) -> tuple[Path, bool]:
     """Run all cells; return the file of their records, and whether all of them have a result."""
     console = console or Console(stderr=True, highlight=False)
     check_count("jobs", options.jobs)
+    options = as_study(options) if options.study else options
     matrix = Matrix([make_cell(train, options.out) for train in trainings(options)])
     prepare_data(options, console)
     for cell in matrix.cells:
@@ -110,6 +123,17 @@ def run_lra(options: Lra, console: Console | None = None) -> tuple[Path, bool]:
     if failed:
         console.print(f"{len(failed)} of {len(matrix.cells)} runs failed: {', '.join(failed)}", markup=False)
     return path, not failed
+
+
+def as_study(options: Lra) -> Lra:
+    """Skeinformer on Text: batches and learning rates around the recipe's, where none are given."""
+    if (options.tasks, options.methods) != (TASKS, table_1_methods()):
+        raise ValueError("--study is of Skeinformer on Text; leave out --tasks and --methods")
+    chosen = recipe_of(options, options.recipe, "text")
+    batches = options.batches or tuple(max(1, round(factor * chosen.batch)) for factor in STUDIED_BATCHES)
+    rates = options.learning_rates or tuple(float(f"{factor * chosen.learning_rate:.6g}") for factor in STUDIED_RATES)
+    alone = {"tasks": ("text",), "methods": ("skeinformer",), "baseline": False}
+    return replace(options, **alone, batches=batches, learning_rates=rates)  # type: ignore[arg-type]
 
 
 def trainings(options: Lra) -> Iterator[Train]:
@@ -142,7 +166,7 @@ def prepare_data(options: Lra, console: Console) -> None:
         recipe = recipe_of(options, options.recipe, task)
         folder = store_of(options.data, task)
         if task in GENERATED and not (folder / META).is_file():
-            generate(task, folder, recipe.data, console)
+            generate(task, folder, generator_options(recipe), console)
         open_store(folder)
 
 
@@ -173,9 +197,9 @@ def start(cell: Cell) -> None:
     environment = dict(os.environ)
     if cell.train.threads is not None:
         environment["OMP_NUM_THREADS"] = str(cell.train.threads)
-    cell.log = (cell.folder / "log.txt").open("wb")
+    cell.log = (cell.folder / LOG).open("wb")
     command = [sys.executable, "-m", "skeinformer", "train", *arguments(cell.train)]
-    cell.process = subprocess.Popen(command, stdout=cell.log, stderr=subprocess.STDOUT, env=environment)
+    cell.process = start_child(command, cell.log, environment)
     cell.state, cell.detail = "running", ""
 
 
@@ -197,11 +221,10 @@ def look(cell: Cell) -> bool:
     assert cell.process is not None
     status = cell.process.poll()
     if status is None:
-        path = cell.folder / RECORDS
-        checks = [r for r in read(path) if r["kind"] == "lra_check"] if path.is_file() else []
+        checks = [record for record in read_known(cell.folder / RECORDS) if record["kind"] == "lra_check"]
         if checks:
-            last = checks[-1]
-            cell.detail = f"step {last['step']:,}, validation accuracy {last['valid_accuracy']:.3f}"
+            cell.accuracy = f"{checks[-1]['valid_accuracy']:.3f} valid"
+        cell.place = read_place(cell.folder / LOG) or cell.place
         return False
     close(cell)
     if status == 0:
@@ -213,7 +236,7 @@ def look(cell: Cell) -> bool:
 
 def fail(cell: Cell, status: int) -> None:
     """Record a cell that ended without a result, with the last line that it wrote."""
-    lines = (cell.folder / "log.txt").read_text(errors="replace").splitlines()
+    lines = (cell.folder / LOG).read_text(errors="replace").splitlines()
     said = [line.strip("│ ") for line in lines if any(map(str.isalpha, line))]
     if status < 0:
         reason = f"killed by signal {-status}; the system does this when memory runs out" if status == -9 else ""
@@ -230,6 +253,7 @@ def find_result(cell: Cell) -> None:
     result = result_of(job_of(cell.train))
     if result is not None:
         cell.state = "done"
+        cell.place, cell.accuracy = Place("done", f"{result['steps']:,}"), f"{result['test_accuracy']:.3f} test"
         cell.detail = f"test accuracy {result['test_accuracy']:.3f} after {result['steps']:,} steps"
 
 
@@ -269,6 +293,9 @@ def stopped_like_by_keyboard() -> Iterator[None]:
 
 
 def close(cell: Cell) -> None:
+    """Of a cell whose process has ended."""
+    if cell.process is not None and cell.process.stdin is not None:
+        cell.process.stdin.close()
     if cell.log is not None:
         cell.log.close()
         cell.log = None

@@ -17,6 +17,7 @@ from skeinformer.lab.report.inputs import group_inputs, pick_input
 from skeinformer.lab.report.lra import KINDS as LRA_KINDS
 from skeinformer.lab.report.lra import lra_markdown
 from skeinformer.lab.report.lra_figures import loss_panels
+from skeinformer.lab.report.lra_study import study_panels, study_styles
 from skeinformer.lab.report.sections import check_kinds, write_report
 
 
@@ -33,7 +34,7 @@ class Report:
     figures: Path | None = None
     """A folder for the pictures, each as .svg and .png.
 
-    They are figure1, figure1-ratio, error-time, error-time-forward, speed, lra-loss and embeddings.
+    They are figure1, figure1-ratio, error-time, error-time-forward, speed, lra-loss, lra-study and embeddings.
     """
     markdown: Path | None = None
     """A file for tables as markdown: those of the Long Range Arena, and the methods of least error by time."""
@@ -109,10 +110,12 @@ def write_pictures(
     layer: int | None = None,
 ) -> list[Path]:
     """Write those of the pictures of `Report.figures` that the records have, and return their paths."""
-    styles = method_styles(records)
+    study = study_panels([r for r in records if r.get("kind") in LRA_KINDS])
+    styles = method_styles(records) | study_styles(study)
     pictures = {
         "speed": speed_panels([r for r in records if r.get("kind") == "bench"]),
         "lra-loss": loss_panels(records),
+        "lra-study": study,
         "embeddings": embedding_panels([r for r in records if r.get("kind") == "embeddings"]),
     }
     if inputs := group_inputs(records):

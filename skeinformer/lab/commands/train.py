@@ -1,23 +1,29 @@
 """`skein train`: one run of a recipe, from a store of `skein data`."""
 
 import os
+import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from skeinformer.lab.lra.store import open_store
 from skeinformer.lab.records import Record
 from skeinformer.lab.threads import use_threads
-from skeinformer.lab.training.job import Watch, job_of
+from skeinformer.lab.training.children import end_with_parent
+from skeinformer.lab.training.job import job_of
 from skeinformer.lab.training.options import Train
+from skeinformer.lab.training.watch import Watch, place_line, stage_text
 from skeinformer.registry import check_count
 
 __all__ = ["Train", "command", "run_train"]
 
+SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal
+
 
 def command(options: Train) -> None:
     """Train, and print the result."""
+    end_with_parent()
     print_result(run_train(options))
 
 
@@ -38,21 +44,23 @@ def run_train(options: Train, console: Console | None = None) -> Record:
 
 
 class Display(Watch):
-    """A bar and a table in a terminal, else a line for each check."""
+    """A bar in a terminal, else now and then a line that says where the run is; and a line for each check."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            TextColumn("{task.fields[stage]}", markup=False),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[stage]}"),
+            BarColumn(bar_width=12),
+            # a narrow terminal breaks the title, and nothing else
+            TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
             console=console,
             disable=not console.is_terminal,
         )
         self.task: TaskID | None = None
-        self.title = ""
+        self.steps = self.done = 0
+        self.said = 0.0
 
     def __enter__(self) -> "Display":
         self.bar.start()
@@ -62,20 +70,29 @@ class Display(Watch):
         self.bar.stop()
 
     def begin(self, title: str, steps: int, done: int) -> None:
-        self.title = title
+        self.steps, self.done, self.said = steps, done, time.monotonic()
         self.task = self.bar.add_task(title, total=steps, completed=done, stage="")
         if done:
             self.console.print(f"{title}: goes on from step {done:,}", markup=False, soft_wrap=True)
 
     def step(self, step: int) -> None:
-        if self.task is not None:
-            self.bar.update(self.task, completed=step, stage="training")
+        self.done = step
+        self.show("training")
 
-    def stage(self, text: str) -> None:
+    def stage(self, text: str, done: int = 0, total: int = 0) -> None:
         if self.task is None:
-            self.console.print(text, markup=False)
+            self.console.print(stage_text(text, done, total), markup=False)
         else:
-            self.bar.update(self.task, stage=text)
+            self.show(stage_text(text, done, total))
+
+    def show(self, stage: str) -> None:
+        """What is under way: in the bar, or in a line if the last one was some time ago."""
+        if self.console.is_terminal:
+            assert self.task is not None
+            self.bar.update(self.task, completed=self.done, stage=stage)
+        elif time.monotonic() >= self.said + SECONDS_BETWEEN_LINES:
+            self.said = time.monotonic()
+            self.console.print(place_line(self.done, self.steps, stage), markup=False, soft_wrap=True)
 
     def check(self, record: Record) -> None:
         self.console.print(check_line(record), markup=False, soft_wrap=True)
@@ -110,6 +127,8 @@ def print_result(record: Record) -> None:
         "batch": f"{record['batch']}, in micro-batches of {record['micro_batch']}, processes: {record['processes']}",
         "training": f"{record['seconds']:.0f} s, {record['seconds_per_thousand_steps']:.0f} s per thousand steps",
     }
+    if record.get("compile_seconds"):
+        rows["compilation"] = f"{record['compile_seconds']:.0f} s, beside the training"
     for name, value in rows.items():
         table.add_row(name, value)
     Console(highlight=False).print(table)

@@ -29,6 +29,12 @@ def t_bound(freedom: int) -> float:
     return Z + sum(term / float(freedom) ** power for power, term in enumerate(terms, start=1))
 
 
+def share_error(share: float, trials: float) -> float:
+    """The standard error of a share of successes; where all or none succeeded, as if one trial had gone otherwise."""
+    share = min(max(share, 1 / (trials + 2)), 1 - 1 / (trials + 2))
+    return math.sqrt(share * (1 - share) / trials)
+
+
 def binomial_interval(share: float, trials: float) -> Interval:
     """Of the probability of success when `share` of the trials succeeded, by Wilson's score: always inside 0 to 1."""
     centre = (share + Z**2 / (2 * trials)) / (1 + Z**2 / trials)

@@ -5,24 +5,13 @@ A recipe has tables of its own, each marked with its name. The page and the mark
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import NamedTuple
 
+from skeinformer.attention import METHODS
 from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.figures import Styles, grid_html
 from skeinformer.lab.report.format import count, distinct, label, listed, size
-from skeinformer.lab.report.lra_cells import (
-    ACCURACY,
-    LOSS,
-    MISSING,
-    PACE,
-    STEPS,
-    TABLES,
-    TOTAL,
-    Measure,
-    cell,
-    cell_column,
-    table_row,
-)
+from skeinformer.lab.report.lra_cells import ACCURACY, TABLES, Measure, Table, cell_column, table_row, text_column
+from skeinformer.lab.report.lra_claims import claims_table, paired_table, tasks_table
 from skeinformer.lab.report.lra_figures import loss_panels
 from skeinformer.lab.report.lra_runs import (
     Arena,
@@ -36,20 +25,21 @@ from skeinformer.lab.report.lra_runs import (
     run_key,
     split_runs,
 )
+from skeinformer.lab.report.lra_study import (
+    is_studied,
+    study_html,
+    study_panels,
+    study_tables,
+    summary,
+    summary_columns,
+)
+from skeinformer.lab.report.lra_tasks import MARK, Telling, is_marked, marked, telling, that_tell
 from skeinformer.lab.report.page import Section, made_by
 from skeinformer.lab.report.published import PUBLISHED, TASKS
-from skeinformer.lab.report.tables import (
-    Column,
-    attributes_html,
-    boxed,
-    markdown_text,
-    table_html,
-    table_markdown,
-)
+from skeinformer.lab.report.tables import Column, attributes_html, boxed, markdown_text, table_html, table_markdown
 
 KINDS = ("lra_run", "lra_check", "lra_baseline", "lra_failure")
 FIELDS = frozenset({"recipe", "task", "label"})
-STUDIED = {"batch", "learning_rate"}  # the overrides of the hyper-parameter study
 STUDY = "Skeinformer on Text: batch and learning rate"
 OTHERS = "Runs with other settings"
 FAILURES = "Failed runs"
@@ -66,27 +56,17 @@ LEGEND = (
     "Published: the figures of Chen et al. (2022), of the same row and task. Accuracy: of the best weights by "
     "validation, on the test set; mean over the seeds, ± standard deviation, and the 95 % interval: of the mean by "
     "Student's t over the seeds, or of one run by Wilson's score over the test examples. Average: over all five "
-    "tasks, with an interval where all tasks have the same seeds, or one run each. Steps, in thousands: until the "
-    "run stopped, and where its best check was. Times: of training without the checks, in minutes; processor: the "
-    "time of all its threads, which other work on the machine changes less. Peak: the most memory of a run. Exact "
-    "attention runs on a fused kernel in linear memory here, so micro-batches differ less than the paper's. In bold: "
-    "the best accuracy of a column, without the trivial models. A dash: no run."
+    "tasks, with an interval where all tasks have the same seeds, or one run each. The other tables have the deviation "
+    "and the interval over the seeds too. Steps, in thousands: until the run stopped, and where its best check was. "
+    "Times: of training without the checks, in minutes; processor: the time of all threads and processes, which other "
+    "work on the machine changes less; compilation: beside both. Peak: the most memory of a run, its processes added "
+    "up. Exact attention runs on a fused kernel in linear memory here, so micro-batches differ less than the paper's. "
+    "In bold: the best accuracy of a column, without the trivial models. A dash: no run."
 )
 LOSS_NOTE = (
     "Loss on the validation set against training time, on logarithmic axes, a line for each seed; thin: the training "
     "loss since the last check. The paper shows this as a picture, without figures."
 )
-STUDY_NOTE = "The text of the paper has no figures of this study."
-
-
-class Table(NamedTuple):
-    """A table of either form, with the sentence below its title, and what the filters know it by."""
-
-    title: str
-    rows: Sequence[Record]
-    columns: Sequence[Column]
-    recipe: str
-    note: str = ""
 
 
 def lra_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
@@ -105,7 +85,8 @@ def lra_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
         sections.append(Section("Loss against training time", html, FIELDS, runs))
     for title, tables in ((STUDY, study_tables(records)), (OTHERS, other_tables(records))):
         if tables:
-            html = f"<div class='holds'>{''.join(_html(table) for table in tables)}</div>"
+            drawn = study_html(study_panels(records)) if title == STUDY else ""
+            html = f"{drawn}<div class='holds'>{''.join(_html(table) for table in tables)}</div>"
             sections.append(Section(title, html, FIELDS, runs))
     if failures := failed_runs(records):
         items = "".join(f"<li{attributes_html(_names(r))}>{escape(failure_text(r))}</li>" for r in failures)
@@ -140,58 +121,47 @@ def lra_markdown(records: Sequence[Record]) -> str:
 
 
 def arena_tables(arena: Arena) -> list[Table]:
-    """The paper's tables, and what the recipe set for each task."""
+    """The paper's tables, what of it holds, and what the recipe set for each task."""
+    known = telling(arena)
     found = []
     for name, measure in TABLES:
         title = f"{name} (recipe {arena.recipe}): {measure.heading(measure.title)}"
-        rows = [table_row(row, measure) for row in arena.rows]
+        rows = [table_row(row, measure, that_tell(known)) for row in arena.rows]
         if measure is ACCURACY:
-            rows += [{**table_row(row, measure), "baseline": True} for row in arena.baselines]
-        note = f"Retrieval: {STAND_IN}." if arena.stand_in else ""
-        if note and measure is ACCURACY:
-            note = f"Retrieval, and with it the Average: {STAND_IN}."
-        found.append(Table(title, rows, _columns(rows, measure, arena.stand_in), arena.recipe, note))
-    return [*found, _settings_table(arena)] if arena.runs else found
+            rows += [{**table_row(row, measure, that_tell(known)), "baseline": True} for row in arena.baselines]
+        columns = _columns(rows, measure, arena.stand_in, known)
+        found.append(Table(title, rows, columns, arena.recipe, table_note(arena, measure, known)))
+    if not arena.runs:
+        return found
+    shown = (tasks_table(arena, known), paired_table(arena, known), claims_table(arena, known))
+    return [*found, *(table for table in shown if table is not None), _settings_table(arena)]
+
+
+def table_note(arena: Arena, measure: Measure, known: Mapping[str, Telling]) -> str:
+    """What a reader must know of some of the columns."""
+    if measure is not ACCURACY:
+        return f"Retrieval: {STAND_IN}." if arena.stand_in else ""
+    notes = [f"Retrieval, and with it the Average: {STAND_IN}."] if arena.stand_in else []
+    if any(is_marked(task, known) for task in TASKS):
+        notes.append(
+            f"{MARK} does not tell methods apart: exact attention does not beat models without attention there (the"
+            " table after Table 4 has the numbers). The Average takes such a task in; the last column does not."
+        )
+    return " ".join(notes)
 
 
 def arena_notes(arena: Arena) -> list[str]:
-    """What the recipe is, and which of the paper's rows have no run."""
+    """What the recipe is, and which of the rows have no run: the paper's, and the cluster sketch."""
     there = {row.method for row in arena.rows if not row.options}
-    missing = [published.name for method, published in PUBLISHED.items() if method not in there]
+    missing = [METHODS[method].label for method in (*PUBLISHED, "cluster") if method not in there]
     notes = [RECIPES.get(arena.recipe, "")]
-    notes.append(f"Rows of the paper without a run: {', '.join(missing)}." if missing else "")
+    notes.append(f"Rows without a run: {', '.join(missing)}." if missing else "")
     return [note for note in notes if note]
-
-
-def study_tables(records: Sequence[Record]) -> list[Table]:
-    """Skeinformer on Text for every batch and learning rate of which there are runs, a table for each recipe."""
-    pure, others = split_runs(records)
-    studied = [run for run in others if _is_studied(run)]
-    alike = grouped(studied, _setting_of_study)
-    tables = []
-    for recipe, data, rest in sorted(alike, key=lambda key: (recipes(studied).index(str(key[0])), *map(str, key[1:]))):
-        mine = [run for run in pure if _is_skeinformer_on_text(run)] + studied
-        mine = [run for run in mine if _setting_of_study(run) == (recipe, data, rest)]
-        found = grouped(mine, lambda run: run_key(run, ("batch", "learning_rate")))
-        rows = [
-            {"label": label(mine[-1]), "batch": batch, "learning_rate": rate, **_summary(found.get((batch, rate), ()))}
-            for batch in distinct(mine, "batch")
-            for rate in distinct(mine, "learning_rate")
-        ]
-        columns = [
-            Column("batch, examples", lambda row: count(row.get("batch")), field="batch"),
-            Column("learning rate", lambda row: f"{row['learning_rate']:g}", field="learning_rate"),
-            *_summary_columns(),
-        ]
-        changed = f" with {rest}" if rest else ""
-        title = f"Recipe {recipe}{changed}, data {data}: every batch with every learning rate"
-        tables.append(Table(title, rows, columns, str(recipe), STUDY_NOTE))
-    return tables
 
 
 def other_tables(records: Sequence[Record]) -> list[Table]:
     """The runs that stand in no other table, a table for each recipe."""
-    others = [run for run in split_runs(records)[1] if not _is_studied(run)]
+    others = [run for run in split_runs(records)[1] if not is_studied(run)]
     names = ("method", "options", "task", "overrides", "data")
     tables = []
     for recipe in recipes(others):
@@ -199,13 +169,13 @@ def other_tables(records: Sequence[Record]) -> list[Table]:
         rows = []
         for group in grouped(mine, lambda run: run_key(run, names)).values():
             what: Record = {name: group[-1].get(name) for name in ("label", "task", "overrides", "data")}
-            rows.append({**what, **_summary(group)})
+            rows.append({**what, **summary(group)})
         columns = [
             Column("method", label),
             _task_column(),
-            _text_column("overrides", "settings other than the recipe's"),
+            text_column("overrides", "settings other than the recipe's"),
             Column("data", lambda row: _source(row.get("task"), row.get("data"))),
-            *(column._replace(best=None) for column in _summary_columns()),
+            *(column._replace(best=None) for column in summary_columns()),
         ]
         tables.append(Table(f"Recipe {recipe}, with other settings or data", rows, columns, recipe))
     return tables
@@ -219,16 +189,22 @@ def failure_text(record: Record) -> str:
     return f"{', '.join(names)}: {record.get('error')}"
 
 
-def _columns(rows: Sequence[Record], measure: Measure, stand_in: bool) -> list[Column]:
-    """Measured beside published, task by task; of the accuracy also the averages."""
+def _columns(rows: Sequence[Record], measure: Measure, stand_in: bool, known: Mapping[str, Telling]) -> list[Column]:
+    """Measured beside published, task by task; of the accuracy also the averages, and marks in the headings."""
     columns = [Column("method", label)]
+    is_accuracy = measure is ACCURACY
     for task, name in TASKS.items():
-        marked = f"{name} (stand-in)" if stand_in and task == "retrieval" else name
-        columns += _pair(task, marked, name, measure, {"task": task})
-    if measure is ACCURACY:
-        columns += _pair("average", "Average", "Average", measure, {})
-        if any("average" not in row for row in rows):
-            columns.append(cell_column("present", measure.heading("average of the tasks present")))
+        heading = marked(task, known) if is_accuracy else name
+        heading = f"{heading} (stand-in)" if stand_in and task == "retrieval" else heading
+        pair = _pair(task, heading, name, measure, {"task": task})
+        if is_accuracy and is_marked(task, known):
+            pair[0] = pair[0]._replace(best=None)  # none is the best there
+        columns += pair
+    if is_accuracy:
+        taken_in = any(is_marked(task, known) for task in TASKS)
+        columns += _pair("average", f"Average {MARK}" if taken_in else "Average", "Average", measure, {})
+        if len(that_tell(known)) < len(TASKS) or any("average" not in row for row in rows):
+            columns.append(cell_column("telling", measure.heading("average of the tasks that tell methods apart")))
     return columns
 
 
@@ -261,8 +237,8 @@ def _settings_table(arena: Arena) -> Table:
             for field, (_, show) in shown.items():
                 row[field] = listed([show(value) for value in distinct(runs, field)])
             rows.append(row)
-    columns = [_task_column(), *(_text_column(field, heading) for field, (heading, _) in shown.items())]
-    columns.insert(1, _text_column("data", "data"))
+    columns = [_task_column(), *(text_column(field, heading) for field, (heading, _) in shown.items())]
+    columns.insert(1, text_column("data", "data"))
     return Table(f"Settings and data (recipe {arena.recipe})", rows, columns, arena.recipe)
 
 
@@ -274,42 +250,6 @@ def _source(task: Value, data: Value) -> str:
 
 def _task_column() -> Column:
     return Column("task", lambda row: TASKS[str(row["task"])])
-
-
-def _text_column(field: str, heading: str) -> Column:
-    return Column(heading, lambda row: str(row.get(field) or MISSING))
-
-
-def _summary(runs: Sequence[Record]) -> Record:
-    """Accuracy, loss, steps and times of the same settings under several seeds."""
-    row: Record = {}
-    for measure in (ACCURACY, LOSS, STEPS, PACE, TOTAL):
-        row |= cell(runs, measure, measure.field)
-    return row
-
-
-def _summary_columns() -> list[Column]:
-    return [cell_column(m.field, m.heading(m.title), m.best) for m in (ACCURACY, LOSS, STEPS, PACE, TOTAL)]
-
-
-def _is_skeinformer_on_text(run: Record) -> bool:
-    return run_key(run, ("task", "method", "options")) == ("text", "skeinformer", "")
-
-
-def _is_studied(run: Record) -> bool:
-    """Does the run change the batch or the learning rate of its recipe?"""
-    return _is_skeinformer_on_text(run) and any(name in STUDIED for name, _ in _overrides(run))
-
-
-def _setting_of_study(run: Record) -> tuple[Value, ...]:
-    """What the runs of a study share: recipe, data, and what else they change."""
-    rest = ", ".join(f"{name}={value}" for name, value in _overrides(run) if name not in STUDIED)
-    return run.get("recipe"), run.get("data"), rest
-
-
-def _overrides(run: Record) -> list[tuple[str, str]]:
-    parts = [part.partition("=") for part in str(run.get("overrides") or "").split(",")]
-    return [(name.strip(), value.strip()) for name, _, value in parts if name.strip()]
 
 
 def _is_rival(row: Record) -> bool:

@@ -1,6 +1,6 @@
 """What a cell of the tables of the Long Range Arena says of its runs, and what the paper says there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
 
@@ -13,6 +13,16 @@ from skeinformer.lab.report.tables import Column
 
 MISSING, FAILED = "-", "failed"
 PERCENT, THOUSANDS, MINUTES = 100, 1e-3, 1 / 60  # of shares, steps, seconds
+
+
+class Table(NamedTuple):
+    """A table of either form, with the sentence below its title, and what the filters know it by."""
+
+    title: str
+    rows: Sequence[Record]
+    columns: Sequence[Column]
+    recipe: str
+    note: str = ""
 
 
 class Measure(NamedTuple):
@@ -54,21 +64,23 @@ def accuracy_detail(runs: Sequence[Record]) -> str:
     return f"1 seed: {interval_text(binomial_interval(found[0], examples[0]))}" if examples else "1 seed"
 
 
-def average(row: Row) -> Record:
-    """The mean over all five tasks, else missing; and the mean over those that are there, with their names.
-
-    Its interval is over the seeds where all tasks have the same ones, and of the test sets where each has one run.
-    """
+def averages(row: Row, telling: Collection[str]) -> Record:
+    """The mean over all five tasks, and that over the tasks of the row that tell methods apart, with their names."""
     tested = {task: [r for r in row.runs.get(task, ()) if real(r, "test_accuracy") is not None] for task in TASKS}
     found = {task: runs for task, runs in tested.items() if runs}
-    means = [fmean(values(runs, "test_accuracy")) for runs in found.values()]
-    value = PERCENT * fmean(means) if means else None
-    text = MISSING if value is None else two_decimals(value)
-    cells: Record = {"present": value, "present_text": text, "average_text": MISSING}
-    if len(found) < len(TASKS):
-        return {**cells, "present_detail": ", ".join(TASKS[task] for task in found)}
-    detail = _average_detail(list(found.values()))
-    return {**cells, "present_detail": "all five", "average": value, "average_text": text, "average_detail": detail}
+    whole = found if len(found) == len(TASKS) else {}
+    chosen = {task: runs for task, runs in found.items() if task in telling}
+    names = "all five" if len(chosen) == len(TASKS) else ", ".join(TASKS[task] for task in chosen)
+    cells = _average("average", whole) | _average("telling", chosen)
+    return cells | {"telling_detail": names}
+
+
+def _average(name: str, tasks: Mapping[str, Sequence[Record]]) -> Record:
+    """The mean over these tasks. Its interval is over the seeds where all have the same, or of the test sets."""
+    if not tasks:
+        return {f"{name}_text": MISSING}
+    value = PERCENT * fmean(fmean(values(runs, "test_accuracy")) for runs in tasks.values())
+    return {name: value, f"{name}_text": two_decimals(value), f"{name}_detail": _average_detail(list(tasks.values()))}
 
 
 def _average_detail(tasks: Sequence[Sequence[Record]]) -> str:
@@ -86,9 +98,12 @@ def _average_detail(tasks: Sequence[Sequence[Record]]) -> str:
 
 
 def _spread(runs: Sequence[Record], field: str, factor: float) -> str:
-    """The standard deviation over the seeds."""
-    found = values(runs, field)
-    return plus_minus(factor * stdev(found)) if len(found) > 1 else ""
+    """Seeds, the standard deviation over them, and the 95 % interval of the mean; no quantity is below zero."""
+    found = [factor * value for value in values(runs, field)]
+    if len(found) < 2:
+        return ""
+    low, high = t_interval(found)
+    return f"{len(found)} seeds: {plus_minus(stdev(found))}; {number(max(0.0, low))} to {number(high)}"
 
 
 def _steps_detail(runs: Sequence[Record]) -> str:
@@ -102,11 +117,12 @@ def _steps_detail(runs: Sequence[Record]) -> str:
 
 
 def _total_detail(runs: Sequence[Record]) -> str:
-    steps, processor = values(runs, "steps"), values(runs, "cpu_seconds")
+    steps, processor, compilation = (values(runs, name) for name in ("steps", "cpu_seconds", "compile_seconds"))
     return _joined(
         _spread(runs, "seconds", MINUTES),
         f"{number(THOUSANDS * fmean(steps))} k steps" if steps else "",
         f"processor {number(MINUTES * fmean(processor))}" if processor else "",
+        f"compilation {number(MINUTES * fmean(compilation))}" if any(compilation) else "",
     )
 
 
@@ -236,14 +252,19 @@ def cell_column(
     )
 
 
-def table_row(row: Row, measure: Measure) -> Record:
+def text_column(name: str, heading: str) -> Column:
+    """A column of a field that is text."""
+    return Column(heading, lambda row: str(row.get(name) or MISSING))
+
+
+def table_row(row: Row, measure: Measure, telling: Collection[str] = ()) -> Record:
     """A method's row: for each task what was measured and what is published."""
     record: Record = {"label": row.label, "method": row.method}
     for task in TASKS:
         empty = FAILED if task in row.failed else MISSING
         record |= cell(row.runs.get(task, ()), measure, task, empty) | published_cell(row, task, measure)
     if measure is ACCURACY:
-        record |= average(row)
+        record |= averages(row, telling)
         if row.method in PUBLISHED and not row.options:
             overall = PUBLISHED[row.method].average
             record |= {"average_published": overall, "average_published_text": two_decimals(overall)}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.figures import Panel, Series
 from skeinformer.lab.report.format import label, real
-from skeinformer.lab.report.lra_runs import grouped, of_kind, of_recipe, recipes, run_key
+from skeinformer.lab.report.lra_runs import curves, of_kind, of_recipe, recipes
 from skeinformer.lab.report.published import TASKS
 
 
@@ -20,18 +20,6 @@ def loss_panels(records: Iterable[Record]) -> list[Panel]:
                 data = {"recipe": recipe, "task": task}
                 panels.append(Panel(f"recipe {recipe}: {name}", "training time, s", "loss", series, data))
     return panels
-
-
-def curves(checks: Iterable[Record]) -> list[list[Record]]:
-    """The checks of each run by step. What a repeated or resumed run checks again replaces the earlier checks."""
-    found = []
-    for group in grouped(checks, run_key).values():
-        kept: list[Record] = []
-        for check in group:
-            step = real(check, "step") or 0.0
-            kept = [*(earlier for earlier in kept if (real(earlier, "step") or 0.0) < step), check]
-        found.append(kept)
-    return found
 
 
 def _series(checks: Iterable[Record]) -> list[Series]:

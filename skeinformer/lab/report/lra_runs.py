@@ -29,6 +29,13 @@ class Arena(NamedTuple):
     runs: Sequence[Record]
     rows: Sequence[Row]
     baselines: Sequence[Row]
+    checks: Mapping[tuple[Value, ...], Sequence[Record]] = {}  # by task, method, options and seed
+
+    def curve(self, row: Row, task: str, seed: Value) -> list[tuple[float, float]]:
+        """Step and validation loss of the checks of a run; empty where there are none."""
+        checks = self.checks.get((task, row.method, row.options, seed), ())
+        points = [(real(check, "step"), real(check, "valid_loss")) for check in checks]
+        return [(step, loss) for step, loss in points if step and loss is not None]
 
     @property
     def stand_in(self) -> bool:
@@ -82,6 +89,7 @@ def failed_runs(records: Sequence[Record]) -> list[Record]:
 def arenas(records: Sequence[Record]) -> list[Arena]:
     """A recipe each, the paper's first; none where a recipe has only runs with overrides, or unfinished ones."""
     runs = split_runs(records)[0]
+    checks = [check for check in of_kind(records, "lra_check") if not check.get("overrides")]
     failures = [r for r in failed_runs(records) if not r.get("overrides") and r.get("method") not in BASELINES]
     sources = {run_key(run, ("recipe", "task")): run.get("data") for run in runs}
     baselines = [
@@ -93,7 +101,9 @@ def arenas(records: Sequence[Record]) -> list[Arena]:
     found = []
     for recipe in recipes([*runs, *failures, *baselines]):
         mine, failed, trivial = ([r for r in group if of_recipe(r, recipe)] for group in (runs, failures, baselines))
-        found.append(Arena(recipe, mine, _method_rows(mine, failed), _baseline_rows(mine, trivial)))
+        looks = curves(check for check in checks if of_recipe(check, recipe))
+        by_run = {run_key(look[-1], ("task", "method", "options", "seed")): look for look in looks}
+        found.append(Arena(recipe, mine, _method_rows(mine, failed), _baseline_rows(mine, trivial), by_run))
     return found
 
 
@@ -135,6 +145,23 @@ def grouped(
     for record in records:
         found.setdefault(key(record), []).append(record)
     return found
+
+
+def curves(checks: Iterable[Record]) -> list[list[Record]]:
+    """The checks of each run by step. What a repeated or resumed run checks again replaces the earlier checks."""
+    found = []
+    for group in grouped(checks, run_key).values():
+        kept: list[Record] = []
+        for check in group:
+            step = real(check, "step") or 0.0
+            kept = [*(earlier for earlier in kept if (real(earlier, "step") or 0.0) < step), check]
+        found.append(kept)
+    return found
+
+
+def by_seed(runs: Iterable[Record], field: str) -> dict[Value, float]:
+    """The field's number of each seed, of the runs that have one."""
+    return {run.get("seed"): value for run in runs if (value := real(run, field)) is not None}
 
 
 def values(runs: Iterable[Record], field: str) -> list[float]:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from skeinformer.attention import METHODS
 from skeinformer.compare.contender import Contender, parse
 from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.snakes import PathfinderSettings
@@ -13,8 +14,8 @@ from skeinformer.lab.lra.store import META, Meta, Store, open_store
 from skeinformer.lab.records import Record, read
 from skeinformer.lab.training.memory import parse_bytes
 from skeinformer.lab.training.options import Overrides, Train
-from skeinformer.lab.training.recipes import CUT, Recipe, as_record, overrides_text, recipe
-from skeinformer.registry import check_count
+from skeinformer.lab.training.recipes import CUT, Recipe, as_record, generator_options, overrides_text, recipe
+from skeinformer.registry import check_count, lookup
 
 BAG_OF_TOKENS = "bag_of_tokens"
 RUN, RECORDS, MODEL = "run.json", "records.jsonl", "model"
@@ -48,6 +49,7 @@ class Progress:
     checks_since_best: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+    compile_seconds: float = 0.0
     check_seconds: float = 0.0
     examples: int = 0
     micro_batch: int = 0
@@ -55,18 +57,18 @@ class Progress:
     records: list[Record] = field(default_factory=list)
 
 
-class Watch:
-    """What is told of a run while it goes on; this one does nothing."""
-
-    def begin(self, title: str, steps: int, done: int) -> None: ...
-    def step(self, step: int) -> None: ...
-    def stage(self, text: str) -> None: ...
-    def check(self, record: Record) -> None: ...
-
-
 def method_of(spec: str) -> Contender:
-    """A method and its options from `name:option=value`; `bag_of_tokens` is one without attention."""
-    return Contender(BAG_OF_TOKENS) if spec == BAG_OF_TOKENS else parse(spec)
+    """A method and its options from `name:option=value`; `bag_of_tokens` is one without attention.
+
+    The model is built from METHODS: a contender that another module offers to `skein approx` is not known here.
+    """
+    name = spec.strip().partition(":")[0]
+    lookup("attention", name, {**METHODS, BAG_OF_TOKENS: None})
+    if name != BAG_OF_TOKENS:
+        return parse(spec)
+    if spec.strip() != name:
+        raise ValueError(f"{BAG_OF_TOKENS} has no options; got {spec!r}")
+    return Contender(name)
 
 
 def job_of(options: Train) -> Job:
@@ -134,19 +136,27 @@ def open_task(job: Job) -> Store:
             f" prepare shorter ones, or give --max-len {longest}"
         )
     if meta.source == GENERATOR and (differing := generated_otherwise(chosen, meta)):
+        name, found, expected = differing
+        also = f", or give --max-len {found}" if name == "max_len" else ""
         raise ValueError(
-            f"{job.data} was generated with {differing[0]}={differing[1]!r}, the recipe {chosen.name} has"
-            f" {differing[2]!r}: prepare another store, or let skein lra do it in another --data folder"
+            f"{job.data} was generated with {name}={found!r}, the recipe {chosen.name} has {expected!r}:"
+            f" prepare another store, or let skein lra do it in another --data folder{also}"
         )
     return store
 
 
 def generated_otherwise(chosen: Recipe, meta: Meta) -> tuple[str, object, object] | None:
-    """The first setting in which a generated store differs from the recipe's: its name, value, and the recipe's."""
+    """The first setting in which a generated store differs from the recipe's: its name, value, and the recipe's.
+
+    Expressions may be as long as the recipe's own, or as long as what is read: `--max-len` of `skein data` and of
+    `skein train` agree.
+    """
     default = asdict(ListOpsSettings() if chosen.task == "listops" else PathfinderSettings())
     found = {**meta.options, "max_len": meta.max_len}
-    for name, value in {**default, **{name: chosen.data[name] for name in default if name in chosen.data}}.items():
-        if name in found and found[name] != value:
+    made = generator_options(chosen)
+    for name, value in {**default, **{name: made[name] for name in default if name in made}}.items():
+        allowed = {value, chosen.max_len, chosen.data.get(name, default[name])} if name == "max_len" else {value}
+        if name in found and found[name] not in allowed:
             return name, found[name], value
     return None
 

@@ -33,7 +33,6 @@ from skeinformer.lab.training.job import (
     RUN,
     Job,
     Progress,
-    Watch,
     open_task,
     result_of,
     run_fields,
@@ -42,6 +41,8 @@ from skeinformer.lab.training.job import (
 from skeinformer.lab.training.make import attention_errors, make_model, save_trained
 from skeinformer.lab.training.memory import largest_micro_batch, process_peak, step_peak
 from skeinformer.lab.training.recipes import learning_rate
+from skeinformer.lab.training.spent import spent
+from skeinformer.lab.training.watch import Watch
 
 ESTIMATED = 8  # validation examples on which the attention's error is estimated at each check
 
@@ -66,7 +67,7 @@ def train(job: Job, watch: Watch | None = None) -> Record:
             while not run.is_over():
                 run.training_steps()
                 run.check(write_scalars)
-        return run.finish()
+            return run.finish(write_scalars)
 
 
 class Run:
@@ -153,17 +154,18 @@ class Run:
         self.tokens = 0
         last = min(recipe.steps, (progress.step // recipe.check_every + 1) * recipe.check_every)
         self.steps_since_check = last - progress.step
-        wall, processor = time.perf_counter(), time.process_time()
-        while progress.step < last:
-            self.training_step()
-            progress.step += 1
-            progress.examples += recipe.batch
-            self.watch.step(progress.step)
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.check_wall = time.perf_counter() - wall
-        progress.seconds += self.check_wall
-        progress.cpu_seconds += time.process_time() - processor
+        with spent(compiled=self.job.compile) as time_spent:
+            while progress.step < last:
+                self.training_step()
+                progress.step += 1
+                progress.examples += recipe.batch
+                self.watch.step(progress.step)
+            if self.accelerator.device.type == "cuda":
+                torch.cuda.synchronize()
+        self.check_wall = time_spent.seconds
+        progress.seconds += time_spent.seconds
+        progress.compile_seconds += time_spent.compile_seconds
+        progress.cpu_seconds += self.sum_of(time_spent.cpu_seconds)
 
     def training_step(self) -> None:
         """One step of the optimizer on the recipe's batch, in micro-batches whose gradients add up to its mean."""
@@ -189,11 +191,10 @@ class Run:
         """Look at the validation set, keep the weights if they are the best so far, write record and checkpoint."""
         progress = self.progress
         start = time.perf_counter()
-        self.watch.stage("validation")
         loss = float(self.total(self.loss)) / self.processes / self.steps_since_check
         if not math.isfinite(loss):
             raise ValueError(f"the training loss is {loss} at step {progress.step:,}; lower the learning rate")
-        valid_loss, valid_accuracy, _ = self.evaluate(self.valid_split, self.recipe.valid_examples)
+        valid_loss, valid_accuracy, _ = self.evaluate("validation", self.valid_split, self.recipe.valid_examples)
         if not math.isfinite(valid_loss):
             raise ValueError(f"the validation loss is {valid_loss} at step {progress.step:,}; lower the learning rate")
         better = (valid_accuracy, -valid_loss) > (progress.best_accuracy, -progress.best_loss)
@@ -201,7 +202,7 @@ class Run:
             progress.best_step, progress.best_accuracy, progress.best_loss = progress.step, valid_accuracy, valid_loss
             self.best = self.weights()
         progress.checks_since_best = 0 if better else progress.checks_since_best + 1
-        tokens = float(self.total(torch.tensor(float(self.tokens), device=self.accelerator.device)))
+        tokens = self.sum_of(self.tokens)
         progress.check_seconds += time.perf_counter() - start
         record: Record = {
             "kind": "lra_check",
@@ -212,8 +213,9 @@ class Run:
             "valid_accuracy": valid_accuracy,
             "seconds": progress.seconds,
             "cpu_seconds": progress.cpu_seconds,
+            "compile_seconds": progress.compile_seconds,
             "tokens_per_second": tokens / max(self.check_wall, 1e-9),
-            "peak_bytes": process_peak(self.accelerator.device),
+            "peak_bytes": self.peak(),
             "learning_rate": learning_rate(self.recipe, progress.step - 1),
             **self.attention_errors(),
         }
@@ -241,17 +243,30 @@ class Run:
         summed: Tensor = self.accelerator.reduce(x, reduction="sum")
         return summed
 
+    def sum_of(self, value: float) -> float:
+        """The same of a number."""
+        return float(self.total(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
+
+    def peak(self) -> int:
+        """The most bytes of each process so far, added up."""
+        return int(self.sum_of(process_peak(self.accelerator.device)))
+
     @torch.no_grad()
-    def evaluate(self, split: Split, count: int | None) -> tuple[float, float, int]:
+    def evaluate(self, stage: str, split: Split, count: int | None) -> tuple[float, float, int]:
         """Mean loss, accuracy and number of examples: every example once, by all processes together."""
         self.prepared.eval()
+        order = evaluation_order(split, self.recipe.batch, count)
+        done, all_of_them = 0, sum(map(len, order))
+        self.watch.stage(stage, done, all_of_them)
         sums = torch.zeros(3, dtype=torch.float64, device=self.accelerator.device)
-        for indices in evaluation_order(split, self.recipe.batch, count):
+        for indices in order:
             for batch in self.batches(split, indices):
                 logits = self.model_output(batch).float()
                 right = (logits.argmax(-1) == batch.labels).sum()
                 loss = F.cross_entropy(logits, batch.labels, reduction="sum")
                 sums += torch.stack([loss.double(), right.double(), torch.tensor(float(len(logits))).to(sums)])
+            done += len(indices)
+            self.watch.stage(stage, done, all_of_them)
         loss_sum, right_sum, examples = self.total(sums).tolist()
         return loss_sum / examples, right_sum / examples, int(examples)
 
@@ -269,13 +284,12 @@ class Run:
         with self.accelerator.autocast():
             return attention_errors(self.model, batch.to(self.accelerator.device).arguments)
 
-    def finish(self) -> Record:
+    def finish(self, write_scalars: Callable[[Record], None]) -> Record:
         """Test the best weights, save them as a model, write the result."""
         progress, recipe, job = self.progress, self.recipe, self.job
-        self.watch.stage("test")
         self.model.load_state_dict(self.best)
         test = self.store.split("test")
-        test_loss, test_accuracy, test_examples = self.evaluate(test, recipe.test_examples)
+        test_loss, test_accuracy, test_examples = self.evaluate("test", test, recipe.test_examples)
         record: Record = {
             "kind": "lra_baseline" if job.method.method == BAG_OF_TOKENS else "lra_run",
             **run_fields(job),
@@ -293,7 +307,8 @@ class Run:
             "stopped": "patience" if progress.checks_since_best >= recipe.patience else "steps",
             "seconds": progress.seconds,
             "cpu_seconds": progress.cpu_seconds,
-            "seconds_total": progress.seconds + progress.check_seconds,
+            "compile_seconds": progress.compile_seconds,
+            "seconds_total": progress.seconds + progress.compile_seconds + progress.check_seconds,
             "seconds_per_thousand_steps": 1000 * progress.seconds / progress.step,
             "valid_accuracy": progress.best_accuracy,
             "valid_loss": progress.best_loss,
@@ -302,7 +317,7 @@ class Run:
             "test_examples": test_examples,
             "majority": float((test.labels == np.bincount(self.train_split.labels).argmax()).mean()),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "peak_bytes": process_peak(self.accelerator.device),
+            "peak_bytes": self.peak(),
             "examples_seen": progress.examples,
             "processes": self.processes,
             "device": self.accelerator.device.type,
@@ -314,6 +329,7 @@ class Run:
             **machine(),
         }
         if self.accelerator.is_main_process:
+            write_scalars({"step": progress.step, "test_accuracy": test_accuracy, "test_loss": test_loss})
             save_trained(self.model, job.out / MODEL, record)
             append(job.out / RECORDS, record)
             checkpoint.remove(job.out)
@@ -347,7 +363,7 @@ class Run:
 
     @contextmanager
     def tensorboard(self) -> Iterator[Callable[[Record], None]]:
-        """A function that writes a check's numbers as TensorBoard scalars."""
+        """A function that writes the numbers of a check, or of the test, as TensorBoard scalars."""
         if not self.accelerator.is_main_process:
             yield lambda record: None
             return

@@ -8,10 +8,11 @@ from skeinformer.attention import METHODS
 from skeinformer.lab.lra.store import TASKS
 
 
-def paper_methods() -> tuple[str, ...]:
-    """The methods of the paper's Table 1 and the cluster sketch; no variants, none that needs another model."""
-    rows = METHODS.items()
-    return (*(name for name, row in rows if row.in_table_1 and not row.options and not row.shares_keys), "cluster")
+def table_1_methods() -> tuple[str, ...]:
+    """The 16 rows of the paper's Table 1 and the cluster sketch: methods first, their variants after them."""
+    rows = {name: bool(row.options) for name, row in METHODS.items() if row.in_table_1}
+    methods, variants = ([name for name, is_variant in rows.items() if is_variant is kind] for kind in (False, True))
+    return (*methods, "cluster", *variants)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +95,17 @@ class Lra(Overrides):
 
     tasks: tuple[str, ...] = TASKS
     """listops, text, retrieval, pathfinder, image."""
-    methods: tuple[str, ...] = field(default_factory=paper_methods)
-    """Methods, with options as in skeinformer:num_pilots=32."""
+    methods: tuple[str, ...] = field(default_factory=table_1_methods)
+    """Methods, with options as in skeinformer:num_pilots=32. Default: the 16 rows of Table 1 and the cluster sketch."""
     seeds: tuple[int, ...] = (0,)
     """One run for each."""
     batches: tuple[int, ...] = ()
     """Batch sizes of a study: one run for each."""
     learning_rates: tuple[float, ...] = ()
     """Learning rates of a study: one run for each."""
+    study: bool = False
+    """The study of batch size and learning rate: Skeinformer on Text with half, once and twice the recipe's batch,
+    each at a quarter of, once and four times its learning rate. --batches and --learning-rates replace these."""
     baseline: bool = True
     """Leave out the model that sees only how often each token occurs, which is trained beside the others."""
     recipe: str = "cpu"

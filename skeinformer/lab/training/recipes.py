@@ -111,6 +111,15 @@ def recipe(name: str, task: str, **overrides: object) -> Recipe:
     return check_recipe(replace(lookup("task", task, table), **changed))  # type: ignore[arg-type]
 
 
+def generator_options(chosen: Recipe) -> Data:
+    """How our own generator makes the data: options of `skein data`. No expression is longer than what is read."""
+    if chosen.task != "listops":
+        return chosen.data
+    longest = chosen.data.get("max_len", chosen.max_len)
+    assert isinstance(longest, int)
+    return {**chosen.data, "max_len": min(longest, chosen.max_len)}
+
+
 def overrides_text(chosen: Recipe) -> str:
     """What differs from the recipe of this name, as "batch=64, learning_rate=0.001"; "" for the recipe itself."""
     original = RECIPES[chosen.name][chosen.task]

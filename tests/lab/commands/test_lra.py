@@ -16,10 +16,12 @@ import tyro
 from rich.console import Console
 
 from skeinformer.lab import cli
-from skeinformer.lab.commands.lra import arguments, make_cell, run_lra, trainings
+from skeinformer.lab.commands.lra import Matrix, arguments, as_study, make_cell, run_lra, trainings
 from skeinformer.lab.records import read
+from skeinformer.lab.report.published import PUBLISHED
 from skeinformer.lab.training.options import Lra, Train
-from skeinformer.lab.training.recipes import RECIPES
+from skeinformer.lab.training.recipes import RECIPES, generator_options, recipe
+from skeinformer.lab.training.watch import Place, place_line, read_place, stage_text
 from tests.lab.training.tiny import write_tiny
 
 ROOT = Path(__file__).parents[3]
@@ -47,8 +49,8 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def screen(terminal: bool = False) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=160, highlight=False, _environ={})
+def screen(terminal: bool = False, width: int = 160) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width, highlight=False, _environ={})
 
 
 def test_cells_run_fail_and_are_skipped(data: Path, tmp_path: Path) -> None:
@@ -91,7 +93,14 @@ def test_a_killed_matrix_goes_on(data: Path, tmp_path: Path) -> None:
     assert any("goes on from step" in log for log in logs)
 
 
-def test_a_request_to_end_ends_the_runs_too(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGTERM, 130, id="terminated"),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, id="killed", marks=pytest.mark.slow),  # test_children is the core
+    ],
+)
+def test_the_runs_end_with_the_command(data: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
     out = tmp_path / "lra"
     options = (
         f"--tasks text --methods vmean --no-baseline --max-len 16 --batch 4 --steps 100000 --data {data} --out {out}"
@@ -100,11 +109,17 @@ def test_a_request_to_end_ends_the_runs_too(data: Path, tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT, start_new_session=True) as process:
         while process.poll() is None and not list(out.glob("*/checkpoint-*")):
             time.sleep(0.05)
-        process.terminate()
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # nobody is left
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)  # waits for the runs too where they hold the pipe
+    assert process.returncode == status, error
+    for _ in range(600):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return  # nobody is left
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    pytest.fail("a run goes on without the command that started it")
 
 
 def test_missing_data_is_named_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +161,72 @@ def test_another_budget_is_another_run_and_long_names_are_cut(tmp_path: Path) ->
     every |= dict.fromkeys(("valid_examples", "test_examples", "num_heads", "feedforward_dim", "classifier_dim"), 7)
     (train,) = trainings(replace(asked, **every))
     assert len(make_cell(train, tmp_path).folder.name) <= 200
+
+
+def test_at_80_columns_no_accuracy_is_cut(tmp_path: Path) -> None:
+    names = "softmax_dropout", "skeinformer_simple_norm", "skeinformer_no_reuse"
+    cells = [
+        make_cell(train, tmp_path) for train in trainings(Lra(methods=names, tasks=("pathfinder",), baseline=False))
+    ]
+    cells[0].state, cells[0].place, cells[0].accuracy = "done", Place("done", "4,000"), "0.933 test"
+    cells[1].state, cells[1].place = "running", Place("validation", "12,500 of 25,000")
+    cells[1].accuracy = "0.501 valid"
+    cells[2].state, cells[2].detail = "failed", "the training loss is nan at step 1,200; lower the learning rate"
+    console = screen(terminal=True, width=80)
+    console.print(Matrix(cells).table())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    for word in ("0.933 test", "0.501 valid", "12,500 of 25,000", "4,000"):
+        assert word in text
+    joined = "".join(line[43:].rstrip() for line in text.splitlines())  # names go on in the next line
+    assert all(cell.title in joined for cell in cells)
+
+
+def test_the_place_of_a_run_is_read_from_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("a warning\nstep 1,320 of 4,000: training\nstep 1,3")
+    assert read_place(log) == Place("training", "1,320 of 4,000")
+    log.write_text(place_line(1500, 1500, stage_text("test", 96, 25_000)) + "\n")
+    assert read_place(log) == Place("test", "96 of 25,000")
+    log.write_text("step 150: loss 2.2780, validation 2.2963, accuracy 0.1660; 3 s, 2,000 tokens/s\n")
+    assert read_place(log) == Place("training", "150")
+    log.write_text("")
+    assert read_place(log) is None
+
+
+def test_shorter_expressions_are_generated_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "--min-len 64 --train 8 --valid 4 --test 4 --workers 1"
+    data, out = tmp_path / "data", tmp_path / "run"
+    assert cli.main(["data", "listops", "--max-len", "200", *small.split(), "--out", str(data / "listops")]) == 0
+    arguments = f"train --task listops --method vmean --steps 1 --batch 2 --data {data} --out {out}".split()
+    assert cli.main([*arguments, "--max-len", "200"]) == 0
+    capsys.readouterr()
+    assert cli.main(arguments) == 2
+    assert "was generated with max_len=200, the recipe cpu has 256" in (error := capsys.readouterr().err)
+    assert "give --max-len 200" in error
+    shorter, chosen = recipe("cpu", "listops", max_len=200), recipe("cpu", "listops")
+    assert generator_options(shorter) == {**generator_options(chosen), "max_len": 200}
+    assert generator_options(recipe("cpu", "listops", max_len=300)) == generator_options(chosen) == chosen.data
+
+
+def test_the_default_is_table_1_and_the_cluster_sketch() -> None:
+    assert {*Lra().methods} == {*PUBLISHED, "cluster"}
+    assert len(Lra().methods) == 17
+    assert Lra().methods[0] == "softmax"
+
+
+def test_the_study_is_one_command() -> None:
+    chosen = recipe("cpu", "text")
+    runs = list(trainings(as_study(Lra(study=True, seeds=(0, 1)))))
+    assert {(run.task, run.method) for run in runs} == {("text", "skeinformer")}
+    assert len({(run.batch, run.learning_rate, run.seed) for run in runs}) == len(runs) == 18
+    folders = [make_cell(run, Path("lra")).folder.name for run in runs]
+    assert "cpu-text-skeinformer-seed0" in folders  # the recipe's own run is not run again
+    assert f"cpu-text-skeinformer-batch-{2 * chosen.batch}-seed0" in folders
+    one = list(trainings(as_study(Lra(study=True, batches=(4,), learning_rates=(1e-3,)))))
+    assert [(run.batch, run.learning_rate) for run in one] == [(4, 1e-3)]
+    with pytest.raises(ValueError, match="--study is of Skeinformer on Text; leave out --tasks and --methods"):
+        run_lra(Lra(study=True, tasks=("image",)), screen())
 
 
 def test_a_study_has_a_run_for_each_batch_and_rate() -> None:

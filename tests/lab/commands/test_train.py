@@ -1,13 +1,17 @@
 """`skein train` end to end, at small sizes."""
 
 import io
+import math
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from skeinformer.attention import METHODS
+from skeinformer.compare.contender import OFFERED
 from skeinformer.lab import cli
-from skeinformer.lab.commands.train import run_train
+from skeinformer.lab.commands.train import Display, run_train
 from skeinformer.lab.records import read
 from skeinformer.lab.training.job import job_of
 from skeinformer.lab.training.options import Train
@@ -28,8 +32,9 @@ def words(**options: object) -> list[str]:
 
 
 def test_the_command_trains_and_prints_the_result(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("skeinformer.lab.commands.train.SECONDS_BETWEEN_LINES", math.inf)
     arguments = [
         "train",
         *words(**SMALL, task="text", method="skeinformer:num_pilots=4", data=data, out=tmp_path / "run"),
@@ -57,6 +62,31 @@ def test_progress_is_shown(data: Path, tmp_path: Path, terminal: bool) -> None:
     assert "memory of 4 examples" in text
 
 
+def test_where_a_run_is_is_said_during_validation_and_test(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skeinformer.lab.commands.train.SECONDS_BETWEEN_LINES", 0.0)
+    console = Console(file=io.StringIO(), width=80, highlight=False, _environ={})
+    run_train(Train(task="text", method="vmean", data=data, out=tmp_path, **SMALL), console)  # type: ignore[arg-type]
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    for line in ("step 1 of 4: training", "step 2 of 4: validation 4 of 8", "step 4 of 4: test 8 of 8"):
+        assert line in lines
+
+
+def test_a_bar_of_80_columns_shows_where_the_run_is() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False, _environ={})
+    with Display(console) as display:
+        display.begin("pathfinder, Skeinformer, simple row normalization, seed 0", 100_000, 50_000)
+        display.stage("validation", 12_500, 25_000)
+        shown = display.bar.make_tasks_table(display.bar.tasks)
+        console.print(shown)
+    assert isinstance(console.file, io.StringIO)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+    assert "validation 12,500 of 25,000  50000/100000 " in text
+    assert "…" not in text.splitlines()[-1]
+
+
 def test_a_run_in_bfloat16(data: Path, tmp_path: Path) -> None:
     from accelerate.state import AcceleratorState
 
@@ -82,6 +112,8 @@ def test_where_a_run_goes_by_default(data: Path) -> None:
     [
         ({"task": "txt"}, "unknown task 'txt'; did you mean 'text'"),
         ({"method": "skienformer"}, "unknown attention 'skienformer'; did you mean 'skeinformer'"),
+        ({"method": "bag_of_token"}, "did you mean 'bag_of_tokens'"),
+        ({"method": "bag_of_tokens:budget=3"}, "bag_of_tokens has no options"),
         ({"recipe": "gpu"}, "unknown recipe 'gpu'"),
         ({"data": "nowhere"}, "there is no store at nowhere/text: prepare it with skein data"),
         ({"memory_budget": "lots"}, "a size of memory is a number"),
@@ -98,6 +130,18 @@ def test_bad_options_are_named(
     assert cli.main(["train", *words(**{"task": "text", "data": data, "out": out, **SMALL, **options})]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_only_methods_that_can_be_trained_are_named_as_known(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(OFFERED, "wildcat", OFFERED["vmean"])  # as `skein approx --contenders` does
+    for method in ("wildkat", "wildcat"):
+        assert cli.main(["train", *words(task="text", data=data, out=tmp_path / "run", method=method)]) == 2
+        error = capsys.readouterr().err
+        assert f"unknown attention '{method}'" in error
+        known = error.partition("Known: ")[2].rstrip(".\n").split(", ")
+        assert known == [*METHODS, "bag_of_tokens"]
 
 
 def test_an_altered_store_is_found_on_request(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

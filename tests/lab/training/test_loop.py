@@ -16,15 +16,16 @@ from skeinformer.lab.files import lock_folder
 from skeinformer.lab.lra.listops import ListOpsSettings, generate
 from skeinformer.lab.lra.store import SPLITS, TASKS, write_store
 from skeinformer.lab.records import Record, read
-from skeinformer.lab.training.job import Job, Watch, method_of
+from skeinformer.lab.training.job import Job, method_of
 from skeinformer.lab.training.loop import train
 from skeinformer.lab.training.model import Classifier
 from skeinformer.lab.training.recipes import RECIPES, recipe
+from skeinformer.lab.training.watch import Watch
 from tests.lab.training.tiny import tiny_recipe, write_tiny
 
 ROOT = Path(__file__).parents[3]
 TIMES = {"seconds", "cpu_seconds", "seconds_total", "seconds_per_thousand_steps", "tokens_per_second", "peak_bytes"}
-TIMES |= {"started", "command", "threads"}
+TIMES |= {"compile_seconds", "started", "command", "threads"}
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +86,9 @@ def test_what_a_run_writes(stores: dict[str, Path], tmp_path: Path) -> None:
 
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("valid_loss")] == [4, 8, 12]
+    (test,) = events.Scalars("test_accuracy")
+    assert (test.step, test.value) == (12, pytest.approx(result["test_accuracy"]))
+    assert [event.step for event in events.Scalars("test_loss")] == [12]
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another(stores: dict[str, Path], tmp_path: Path) -> None:
@@ -227,6 +231,8 @@ def test_two_processes_equal_one(stores: dict[str, Path], tmp_path: Path, method
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("test accuracy") == 1  # one process speaks for all
         records.append(read(out / "records.jsonl"))
+        if processes == 2:  # each of them has at least what one had at its first check, its imports
+            assert int(str(records[1][-1]["peak_bytes"])) > 1.5 * int(str(records[0][0]["peak_bytes"]))
         assert (records[-1][-1]["processes"], records[-1][-1]["accumulation"]) == (processes, 6 // processes)
     for left, right in zip(*records, strict=True):
         for name in {"loss", "valid_loss", "test_loss", "valid_accuracy", "test_accuracy"} & set(left):
