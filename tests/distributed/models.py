@@ -70,6 +70,25 @@ def encoder(group: Any, method: str = "cluster", checkpointed: bool = False) -> 
     return as_arrays({"logits": logits, "loss": loss, **gradients(model)})
 
 
+def classifier(group: Any, pair: bool) -> Result:
+    """Logits and gradients of the Long Range Arena's model in training, with dropout; it divides what it is given."""
+    from skeinformer.lab.training.model import Classifier, ModelConfig, PairClassifier
+    from skeinformer.lab.training.ranks import divide
+
+    torch.manual_seed(3)
+    config = ModelConfig(WORDS, CLASSES, LENGTH, "cluster", budget=5, dim=12, feedforward_dim=17, dropout=0.3)
+    model = (PairClassifier if pair else Classifier)(config).double().train()
+    divide(model, None if group is None else distributed.Group.of(group))
+    ids, _, mask, labels = batch()
+    torch.manual_seed(4)
+    arguments = (ids, ids[:, :5], mask, None) if pair else (ids[:, :47], mask[:, :47])
+    logits = model(*arguments)
+    nn.functional.cross_entropy(logits, labels).backward()
+    if group is not None:
+        distributed.average_gradients(model, group)
+    return as_arrays({"logits": logits, **gradients(model)})
+
+
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skeinformer.attention import METHODS
+from skeinformer.attention.methods import no_group
 from skeinformer.compare.contender import Contender, parse
 from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.snakes import PathfinderSettings
@@ -36,6 +37,8 @@ class Job:
     micro_batch: int | None = None
     precision: str = "float32"
     compile: bool = False
+    sequence_parallel: int = 1
+    """Processes among which each sequence is divided."""
 
 
 @dataclass
@@ -78,6 +81,7 @@ def job_of(options: Train) -> Job:
         if options.memory_budget is not None:
             raise ValueError("give --micro-batch or --memory-budget, not both")
     method = method_of(options.method)
+    check_degree(method.method, options.sequence_parallel)
     chosen = recipe_of(options, options.recipe, options.task)
     name = method.spec.replace(":", "-").replace("=", "-").replace(",", "-")
     return Job(
@@ -91,7 +95,15 @@ def job_of(options: Train) -> Job:
         micro_batch=options.micro_batch,
         precision=options.precision,
         compile=options.compile,
+        sequence_parallel=options.sequence_parallel,
     )
+
+
+def check_degree(method: str, degree: int) -> None:
+    """Raise where a method cannot have its sequences divided among so many processes."""
+    check_count("sequence_parallel", degree)
+    if degree > 1 and (method not in METHODS or not METHODS[method].sequence_parallel):
+        raise ValueError(f"--sequence-parallel {degree}: {no_group(method)}")
 
 
 def recipe_of(options: Overrides, name: str, task: str) -> Recipe:
@@ -110,7 +122,7 @@ def result_of(job: Job) -> Record | None:
     if not path.is_file():
         return None
     try:
-        before = json.loads(path.read_text())
+        before = {"sequence_parallel": 1, **json.loads(path.read_text())}  # which older runs do not tell
     except ValueError as error:
         raise ValueError(f"{path} cannot be read; give another --out") from error
     now = settings(job, open_task(job))
@@ -185,4 +197,5 @@ def settings(job: Job, store: Store) -> dict[str, Any]:
         "micro_batch": job.micro_batch,
         "precision": job.precision,
         "compile": job.compile,
+        "sequence_parallel": job.sequence_parallel,
     }
