@@ -36,7 +36,7 @@ def test_the_classifiers_of_the_long_range_arena(pair: bool, pool: Pool) -> None
 
 @pytest.mark.slow
 def test_data_parallel_along_the_other_axis_of_a_mesh(pool: Pool) -> None:
-    expected = models.encoder(None, "vmean")
+    expected = models.encoder(None, "cluster", seed=5)
     for found in pool.run("data_parallel", 4, "ddp", of="models"):
         compare(found, {name: expected[name] for name in found})
         assert found
@@ -44,7 +44,7 @@ def test_data_parallel_along_the_other_axis_of_a_mesh(pool: Pool) -> None:
 
 @pytest.mark.slow
 def test_fully_sharded_along_the_other_axis_of_a_mesh(pool: Pool) -> None:
-    expected = models.encoder(None, "vmean")
+    expected = models.encoder(None, "cluster", seed=5)
     for found in pool.run("data_parallel", 4, "fsdp", of="models"):
         compare(found, {name: expected[name] for name in found})
         assert found

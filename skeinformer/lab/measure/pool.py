@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -59,8 +59,8 @@ class Pool:
         results: dict[int, Any] = {}
         while len(results) < len(self.pipes):
             waiting = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in results}
-            for pipe in wait(list(waiting)):
-                assert isinstance(pipe, Connection)
+            ready = wait(list(waiting))
+            for pipe in (pipe for pipe in waiting if pipe in ready):
                 rank = waiting[pipe]
                 try:
                     kind, said = pipe.recv()
@@ -74,7 +74,7 @@ class Pool:
                     on_message(said)
         return [results[rank] for rank in range(len(self.pipes))]
 
-    def _fail(self, rank: int) -> None:
+    def _fail(self, rank: int) -> NoReturn:
         self.processes[rank].join(ENDED_WITHIN)
         status = self.processes[rank].exitcode
         how = f"ended with status {status}"

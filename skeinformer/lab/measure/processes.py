@@ -129,7 +129,7 @@ def process_records(
 
 
 def several(ranks: int) -> str:
-    """"1 process", "2 processes"."""
+    """ "1 process", "2 processes"."""
     return f"{ranks} process{'es' * (ranks > 1)}"
 
 

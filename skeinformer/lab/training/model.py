@@ -235,7 +235,9 @@ class Encoder(Saved):
         if self.group is not None:
             lengths = share_lengths(tokens.shape[1], self.group.size)
             window = Window(start := sum(lengths[: self.group.rank]), tokens.shape[1])
-            tokens, mask = shard(tokens, mask, group=self.group)
+            share, mask = shard(tokens, mask, group=self.group)
+            assert share is not None
+            tokens = share
         x = self.dropout(self.tokens(tokens) + self.positions[start : start + tokens.shape[1]], window)
         for layer in self.layers:
             x = layer(x, mask, window)
