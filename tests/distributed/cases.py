@@ -151,6 +151,10 @@ def shard_of_different_masks(group: Any) -> None:
     distributed.shard(torch.arange(10)[None], mask, group=group)
 
 
+def shard_of_different_numbers(group: Any) -> None:
+    distributed.shard(*[torch.arange(10)[None]] * (1 + distributed.Group.of(group).rank), group=group)
+
+
 def ready(group: Any) -> None:
     attend(group)
 

@@ -59,6 +59,13 @@ def test_a_mask_that_differs_between_ranks_is_found_where_it_is_divided(pool: Po
             raise error
 
 
+def test_ranks_that_divide_different_numbers_of_tensors_are_told(pool: Pool) -> None:
+    pool.start("shard_of_different_numbers", 2)
+    for error in pool.results(2):
+        with pytest.raises(ValueError, match="different numbers of tensors: 1 on rank 0 and 2 on rank 1"):
+            raise error
+
+
 def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
     own = Pool(tmp_path, 3, timeout=20)
     own.run("ready", 3)
