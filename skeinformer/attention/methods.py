@@ -330,6 +330,12 @@ METHODS: dict[str, Method] = {
 }
 
 
+def no_group(name: str, table: Mapping[str, Method] = METHODS) -> str:
+    """What is said where a method cannot have its tokens divided among ranks."""
+    takes = ", ".join(other for other, row in table.items() if row.sequence_parallel)
+    return f"attention {name!r} takes no group: its tokens cannot be divided among ranks. {takes} take one"
+
+
 def build(
     name: str,
     *,
@@ -348,10 +354,7 @@ def build(
     """
     method = lookup("attention", name, table)
     if group is not None and not method.sequence_parallel:
-        takes = ", ".join(other for other, row in table.items() if row.sequence_parallel)
-        raise ValueError(
-            f"attention {name!r} takes no group: its tokens cannot be divided among ranks. {takes} take one"
-        )
+        raise ValueError(no_group(name, table))
     given = ", ".join(f"{option}={options[option]!r}" for option in method.make.deciding if option in options)
     owner = f"attention {name!r}" + (f" with {given}" if given else "")
     check_options(owner, options, method.option_names(**options))

@@ -121,7 +121,13 @@ def parse_all(specs: Iterable[str]) -> list[Contender]:
 
 
 def build_contender(
-    contender: Contender, *, head_dim: int, max_len: int | None, budget: int | None, seed: int | None = None
+    contender: Contender,
+    *,
+    head_dim: int,
+    max_len: int | None,
+    budget: int | None,
+    seed: int | None = None,
+    group: Any = None,
 ) -> Attention:
     """The module, in evaluation mode. With a `seed`, its parameters start from it and its draws are deterministic.
 
@@ -129,6 +135,7 @@ def build_contender(
     """
     budget, own = contender.settings(budget)
     options: dict[str, Any] = {**own, "head_dim": head_dim, "max_len": max_len, "seed": seed, "budget": budget}
+    options["group"] = group
     if seed is None:
         return build(contender.method, table=OFFERED, **options).eval()
     with torch.random.fork_rng(devices=[]):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from skeinformer.distributed.group import Group
+from skeinformer.distributed.unheard import who_is_unheard
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,7 +112,7 @@ def _named(group: Group, step: str) -> Iterator[None]:
         raise RankError(
             f"rank {group.rank} of {group.size} waited in vain in the exchange {step!r}: another rank of the group has "
             "died, has raised an error of its own (see its output), or did not come here within the group's timeout; "
-            f"all ranks end. The backend says: {error}"
+            f"all ranks end. {who_is_unheard(group, step)}The backend says: {error}"
         ) from error
 
 

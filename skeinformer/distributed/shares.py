@@ -7,6 +7,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from skeinformer.distributed.agreement import fingerprint
 from skeinformer.distributed.collectives import (
     all_sum,
     gather_objects,
@@ -66,12 +67,14 @@ def shard(*tensors: Tensor | None, group: Any, dim: int = 1, lengths: Sequence[i
 def _check_alike(group: Group, tensors: Sequence[Tensor | None]) -> None:
     """Raise on all ranks where the tensors differ between them, and say which and how."""
     said = [_described(x) for x in tensors]
-    told = int.from_bytes(hashlib.blake2b(repr(said).encode(), digest_size=8).digest(), "little", signed=True)
-    device = next((x.device for x in tensors if x is not None), torch.device("cpu"))
-    (every,) = gather_over(group, "shard", torch.tensor(told, device=device))
+    told = fingerprint(repr(said))
+    (every,) = gather_over(group, "shard", torch.tensor(told, device=group.device))
     if (every == told).all():
         return
-    for i, of_ranks in enumerate(zip(*gather_objects(group, "shard", said), strict=True)):
+    of_all = gather_objects(group, "shard", said)
+    if len({len(of_rank) for of_rank in of_all}) > 1:
+        raise ValueError(f"ranks give shard different numbers of tensors: {by_rank(str(len(each)) for each in of_all)}")
+    for i, of_ranks in enumerate(zip(*of_all, strict=True)):
         if len(set(of_ranks)) > 1:
             raise ValueError(
                 f"tensor {i} of shard differs between ranks: {by_rank(of_ranks)}. Every rank gives the whole tensor, "
@@ -83,7 +86,7 @@ def _described(x: Tensor | None) -> str:
     if x is None:
         return "None"
     held = x.detach().cpu().contiguous()
-    digest = hashlib.blake2b(held.view(-1).view(torch.uint8).numpy().tobytes(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(held.view(-1).view(torch.uint8).numpy().data, digest_size=4).hexdigest()
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} with checksum {digest}"
 
 
@@ -96,7 +99,7 @@ def gather(x: Tensor, group: Any, *, dim: int = 1) -> Tensor:
 @outside_of_graphs
 def _lengths(x: Tensor, dim: int, group: Group) -> list[int]:
     """Of the shares of all ranks."""
-    (every,) = gather_over(group, "lengths", torch.tensor(x.shape[dim], device=x.device))
+    (every,) = gather_over(group, "lengths", torch.tensor(x.shape[dim], device=group.device))
     return every.tolist()
 
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from skeinformer import __version__
+from skeinformer.distributed import RankError
 from skeinformer.registry import lookup, nearest_option
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ def guard(work: Callable[[], int], name: str = "skein") -> int:
         return fail(f"there is no {error.filename}" if error.filename else str(error), name)
     except OSError as error:
         return fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), name)
-    except ValueError as error:
+    except (ValueError, RankError) as error:
         return fail(str(error), name)
     except KeyboardInterrupt:
         return fail("interrupted", name, INTERRUPTED)

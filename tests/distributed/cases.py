@@ -151,6 +151,10 @@ def shard_of_different_masks(group: Any) -> None:
     distributed.shard(torch.arange(10)[None], mask, group=group)
 
 
+def shard_of_different_numbers(group: Any) -> None:
+    distributed.shard(*[torch.arange(10)[None]] * (1 + distributed.Group.of(group).rank), group=group)
+
+
 def ready(group: Any) -> None:
     attend(group)
 
@@ -252,3 +256,12 @@ def plainly(group: Any, case: Case) -> Result:
 
     with plain_forms():
         return compute(case, group)
+
+
+def exact_over_gathered_keys(group: Any) -> Result:
+    """What `skein bench --processes` compares with: this rank's rows and gradients. On all ranks of the pool."""
+    from skeinformer.lab.measure.processes import exact_over_gathered
+
+    q, k, v = (distributed.shard(x.detach(), group=group, dim=2).requires_grad_() for x in tensors(1, 2, 12))
+    output = exact_over_gathered(q, k, v)
+    return as_arrays({"output": output, **dict(zip("qkv", torch.autograd.grad(output.sum(), (q, k, v)), strict=True))})

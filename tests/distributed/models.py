@@ -46,17 +46,18 @@ def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return ids, torch.arange(LENGTH)[None], lengths_mask([48, 30, 12, 40], LENGTH), torch.tensor([0, 2, 1, 0])
 
 
-def double_encoder(method: str, group: Any, checkpointed: bool) -> Encoder:
+def double_encoder(method: str, group: Any, checkpointed: bool, seed: int | None = None) -> Encoder:
+    """In training, whose noise is of a whole batch; with a seed in evaluation, whose noise no batch mate changes."""
     torch.manual_seed(3)
     model = Encoder(checkpointed).double()
-    skeinformer.convert(model, method, budget=5, min_length=0, group=group)
+    skeinformer.convert(model, method, budget=5, min_length=0, group=group, seed=seed)
     torch.manual_seed(4)  # training draws from here
-    return model.train()
+    return model.train(seed is None)
 
 
-def encoder(group: Any, method: str = "cluster", checkpointed: bool = False) -> Result:
+def encoder(group: Any, method: str = "cluster", checkpointed: bool = False, seed: int | None = None) -> Result:
     """Logits, loss and gradients of parameters."""
-    model = double_encoder(method, group, checkpointed)
+    model = double_encoder(method, group, checkpointed, seed)
     ids, places, mask, labels = batch()
     if group is not None:
         ids, places, mask = distributed.shard(
@@ -70,6 +71,25 @@ def encoder(group: Any, method: str = "cluster", checkpointed: bool = False) -> 
     return as_arrays({"logits": logits, "loss": loss, **gradients(model)})
 
 
+def classifier(group: Any, pair: bool) -> Result:
+    """Logits and gradients of the Long Range Arena's model in training, with dropout; it divides what it is given."""
+    from skeinformer.lab.training.model import Classifier, ModelConfig, PairClassifier
+    from skeinformer.lab.training.ranks import divide
+
+    torch.manual_seed(3)
+    config = ModelConfig(WORDS, CLASSES, LENGTH, "cluster", budget=5, dim=12, feedforward_dim=17, dropout=0.3)
+    model = (PairClassifier if pair else Classifier)(config).double().train()
+    divide(model, None if group is None else distributed.Group.of(group))
+    ids, _, mask, labels = batch()
+    torch.manual_seed(4)
+    arguments = (ids, ids[:, :5], mask, None) if pair else (ids[:, :47], mask[:, :47])
+    logits = model(*arguments)
+    nn.functional.cross_entropy(logits, labels).backward()
+    if group is not None:
+        distributed.average_gradients(model, group)
+    return as_arrays({"logits": logits, **gradients(model)})
+
+
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 
@@ -79,7 +99,7 @@ def data_parallel(group: Any, kind: str) -> Result:
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sequence", "data"))
-    model = double_encoder("vmean", mesh["sequence"], False)  # without noise, which is of a whole batch
+    model = double_encoder("cluster", mesh["sequence"], False, seed=5)
     ids, places, mask, labels = batch()
     half = slice(2) if mesh["data"].get_local_rank() == 0 else slice(2, 4)
     ids, places, mask = distributed.shard(ids[half], places, mask[half], group=mesh["sequence"], lengths=(35, 13))

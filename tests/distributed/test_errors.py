@@ -59,6 +59,13 @@ def test_a_mask_that_differs_between_ranks_is_found_where_it_is_divided(pool: Po
             raise error
 
 
+def test_ranks_that_divide_different_numbers_of_tensors_are_told(pool: Pool) -> None:
+    pool.start("shard_of_different_numbers", 2)
+    for error in pool.results(2):
+        with pytest.raises(ValueError, match="different numbers of tensors: 1 on rank 0 and 2 on rank 1"):
+            raise error
+
+
 def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
     own = Pool(tmp_path, 3, timeout=20)
     own.run("ready", 3)
@@ -67,6 +74,7 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
         assert type(error) is RankError
         with pytest.raises(RankError, match=f"rank {rank} of 3 waited in vain in the exchange 'shares'"):
             raise error
+        assert f"Nothing is heard of rank 2; rank {1 - rank} reports the same failure." in str(error)
     own.processes[2].join(10)
     assert own.processes[2].exitcode == -signal.SIGKILL
     own.stop()
@@ -78,7 +86,7 @@ def test_a_rank_that_does_not_come_ends_the_others_in_time(tmp_path: Path) -> No
     own.start("absent", 2, 1)
     error, absent = own.results(2)
     assert absent == "elsewhere"
-    with pytest.raises(RankError, match="did not come here within the group's timeout"):
+    with pytest.raises(RankError, match=r"did not come here within the group's timeout.* Nothing is heard of rank 1\."):
         raise error
     own.stop()
 

@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from skeinformer.attention.sharded.traffic import cluster_exchanges, ring_bytes, table, ulysses_bytes
 from tests.distributed.cases import Case
-from tests.distributed.pool import Pool
+from tests.distributed.pool import WORLD, Pool
+from tests.distributed.test_equality import assert_near
+from tests.helpers import tensors
 
 pytestmark = pytest.mark.xdist_group("distributed")
 
@@ -52,3 +56,15 @@ def test_what_others_exchange() -> None:
     assert ring_bytes(4, 2, 1, 1) == 3 * 2 * 2
     # of 2 tokens one goes to the other rank: Q, K, V, the output, and their gradients
     assert ulysses_bytes(4, 2, 1, 1) == 8
+
+
+@pytest.mark.slow  # the import of torch's functional collectives takes seconds
+def test_exact_attention_over_gathered_keys_is_exact(pool: Pool) -> None:
+    """What the benchmark compares with."""
+    pytest.importorskip("rich", reason="needs the extra `lab`")
+    q, k, v = (x.detach().requires_grad_() for x in tensors(1, 2, 12))
+    output = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    gradients = torch.autograd.grad(output.sum(), (q, k, v))
+    shares = pool.run("exact_over_gathered_keys", WORLD)
+    for name, whole in zip(("output", *"qkv"), (output, *gradients), strict=True):
+        assert_near(np.concatenate([share[name] for share in shares], 2), whole.detach().numpy(), 1e-9, name)

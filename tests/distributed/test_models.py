@@ -24,9 +24,19 @@ def test_an_encoder_of_torch(method: str, checkpointed: bool, pool: Pool) -> Non
             compare(found, expected)
 
 
+@pytest.mark.parametrize("pair", [False, True])
+def test_the_classifiers_of_the_long_range_arena(pair: bool, pool: Pool) -> None:
+    """With dropout and noise, which every token has as in one process."""
+    pytest.importorskip("huggingface_hub", reason="needs the extra `train`")
+    expected = models.classifier(None, pair)
+    for ranks in (2, 3):
+        for found in pool.run("classifier", ranks, pair, of="models"):
+            compare(found, expected)
+
+
 @pytest.mark.slow
 def test_data_parallel_along_the_other_axis_of_a_mesh(pool: Pool) -> None:
-    expected = models.encoder(None, "vmean")
+    expected = models.encoder(None, "cluster", seed=5)
     for found in pool.run("data_parallel", 4, "ddp", of="models"):
         compare(found, {name: expected[name] for name in found})
         assert found
@@ -34,7 +44,7 @@ def test_data_parallel_along_the_other_axis_of_a_mesh(pool: Pool) -> None:
 
 @pytest.mark.slow
 def test_fully_sharded_along_the_other_axis_of_a_mesh(pool: Pool) -> None:
-    expected = models.encoder(None, "vmean")
+    expected = models.encoder(None, "cluster", seed=5)
     for found in pool.run("data_parallel", 4, "fsdp", of="models"):
         compare(found, {name: expected[name] for name in found})
         assert found

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from skeinformer.attention import METHODS
+from skeinformer.distributed import RankError
 from skeinformer.lab import cli
 from skeinformer.lab.commands import methods
 
@@ -101,6 +102,7 @@ def test_the_real_demo_takes_options(capsys: pytest.CaptureFixture[str]) -> None
         (FileNotFoundError("no weights in model/"), 2, "skein: no weights in model/"),
         (FileNotFoundError(2, "No such file or directory", "book.txt"), 2, "skein: there is no book.txt"),
         (ModuleNotFoundError("No module", name="transformers.models"), 2, "pip install 'skeinformer[lab]'"),
+        (RankError("rank 0 of 2 waited in vain"), 2, "skein: rank 0 of 2 waited in vain"),
         (KeyboardInterrupt(), 130, "skein: interrupted"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",

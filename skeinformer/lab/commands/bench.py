@@ -1,4 +1,5 @@
-"""`skein bench`: time and memory of every method beside SDPA, beside other packages, and in a training step."""
+"""`skein bench`: time and memory of every method beside SDPA, beside other packages, in a training step, and over
+several processes."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -22,13 +24,26 @@ from skeinformer.lab.measure.speed import (
     default_contenders,
     growth_exponent,
 )
+from skeinformer.lab.measure.work import OnSkip, OnStep
 from skeinformer.lab.records import Record, Value, append, key_of, read, read_known
-from skeinformer.lab.report.format import between, count, label, number, percent, real, required, seconds, size
+from skeinformer.lab.report.format import (
+    between,
+    count,
+    label,
+    microseconds,
+    number,
+    percent,
+    real,
+    required,
+    seconds,
+    size,
+)
 from skeinformer.lab.threads import with_threads
 from skeinformer.registry import check_count
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 PAPER_LENGTHS = (4096,)  # of the Text task, for peers and training steps
+DIVIDED_LENGTHS, DIVIDED_METHODS = (16384,), ("skeinformer", "cluster")  # over several processes
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,9 @@ class Bench:
     """
 
     lengths: tuple[int, ...] = ()
-    """Sequence lengths, in tokens. Default: 256 to 16384 by doubling; 4096 with --peers or --step."""
+    """Sequence lengths, in tokens. Default: 256 to 16384 by doubling; 4096 with --peers or --step.
+
+    With --processes, 16384 by default: of a process's share, and then of the whole sequence."""
     methods: tuple[str, ...] = ()
     """Names of methods, with options as in sketched:sketch=srht. Default: all."""
     contenders: str | None = None
@@ -65,7 +82,7 @@ class Bench:
     device: Device = "cpu"
     """Where to measure: cpu, or cuda for the GPU that torch takes first."""
     threads: int | None = None
-    """Threads of torch. Default: torch's own choice."""
+    """Threads of torch. Default: torch's own choice; one with --processes."""
     rounds: int = 7
     """How often each method is timed."""
     max_seconds: float = 10.0
@@ -76,6 +93,9 @@ class Bench:
     """Time our methods beside the packages that implement the same, in place of SDPA."""
     step: bool = False
     """Time training steps of the Long Range Arena's Text model, in place of calls."""
+    processes: tuple[int, ...] = ()
+    """Divide each sequence among so many processes, which are started for it, beside exact attention over keys and
+    values that torch gathers. 1 2 4 measures all three numbers."""
     again: bool = False
     """Measure anew what the records file holds, and replace it there."""
     records: Path = Path("bench/records.jsonl")
@@ -94,7 +114,8 @@ def run_bench(options: Bench, console: Console | None = None) -> Path:
     options.records.parent.mkdir(parents=True, exist_ok=True)  # fails before anything is measured
     known = read_known(options.records)
     measured = []
-    with with_threads(options.threads), filling(console, tables, line, key=_identity) as display:
+    threads = 1 if options.processes and options.threads is None else options.threads
+    with with_threads(threads), filling(console, tables, line, key=_identity) as display:
         for record in measure(options, () if options.again else known, display):
             _save(options.records, record, known if options.again else ())
             measured.append(record)
@@ -103,7 +124,7 @@ def run_bench(options: Bench, console: Console | None = None) -> Path:
         console.print("Nothing was measured: the records hold it all, or it was left out. --again measures anew.")
     latest = {_identity(record): record for record in (*known, *measured)}
     bench = [record for record in latest.values() if record.get("kind") == "bench"]
-    if bench and not (options.peers or options.step):
+    if bench and not (options.peers or options.step or options.processes):
         show_growth(bench, console)
     return options.records
 
@@ -115,8 +136,13 @@ def measure(options: Bench, known: Sequence[Record], display: Filling) -> Iterat
         display.note(f"Left out: {what}: {' '.join(reason.split())}")
 
     check_count("budget", options.budget)
+    if sum(map(bool, (options.peers, options.step, options.processes))) > 1:
+        raise ValueError("give one of --peers, --step and --processes: each is a measurement of its own")
     if options.contenders is not None:
         offer(options.contenders)
+    if options.processes:
+        yield from measure_processes(options, known, display.step, on_skip)
+        return
     lengths = options.lengths or (PAPER_LENGTHS if options.peers or options.step else LENGTHS)
     if options.peers:
         from skeinformer.lab.measure.peers import peer_records
@@ -173,6 +199,33 @@ def measure(options: Bench, known: Sequence[Record], display: Filling) -> Iterat
     )
 
 
+def measure_processes(options: Bench, known: Sequence[Record], on_step: OnStep, on_skip: OnSkip) -> Iterator[Record]:
+    """The records of --processes. The batch goes by the length that is given, whatever it is multiplied by."""
+    from skeinformer.lab.measure.processes import process_records
+
+    lengths = options.lengths or DIVIDED_LENGTHS
+    contenders = default_contenders(options.methods or DIVIDED_METHODS, options.pilots)
+    for batch in sorted({options.long_batch if n >= options.long_from else options.batch for n in lengths}):
+        yield from process_records(
+            contenders,
+            options.processes,
+            [n for n in lengths if (options.long_batch if n >= options.long_from else options.batch) == batch],
+            batch=batch,
+            heads=options.heads,
+            head_dim=options.head_dim,
+            budget=options.budget,
+            dtype=options.dtype,
+            modes=options.modes,
+            rounds=options.rounds,
+            threads=torch.get_num_threads(),
+            max_seconds=options.max_seconds,
+            seed=options.seed,
+            known=known,
+            on_step=on_step,
+            on_skip=on_skip,
+        )
+
+
 def _ratio(record: Record) -> str:
     """Median and quartiles of a ratio of times."""
     quartiles = between(number(record.get("ratio_q25")), number(record.get("ratio_q75")))
@@ -199,6 +252,16 @@ COLUMNS: dict[str, Columns] = {
         "peer's memory": lambda r: size(r.get("peer_peak_bytes")),
     },
     "bench_step": {**TIME, "Standard / its time": _ratio, **MEMORY},
+    "bench_processes": {
+        "mode": lambda r: str(r.get("mode")),
+        "processes": lambda r: count(r.get("processes")),
+        "n in all": lambda r: count(r.get("n")),
+        "n each": lambda r: count(r.get("n_each")),
+        "method": label,
+        "time": lambda r: seconds(r.get("seconds")),
+        "per token": lambda r: microseconds(r.get("seconds_per_token")),
+        **MEMORY,
+    },
 }
 GROWTH = ("mode", "method", "faster from n =", "exponent")
 

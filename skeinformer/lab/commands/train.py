@@ -116,6 +116,12 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def divided_text(record: Record) -> str:
+    """Of a run whose sequences are divided."""
+    degree = record.get("sequence_parallel", 1)
+    return f", each sequence divided among {degree}" if degree != 1 else ""
+
+
 def print_result(record: Record) -> None:
     """Print a run's result, a row for each number that a reader asks for."""
     if not is_main_process():
@@ -126,7 +132,8 @@ def print_result(record: Record) -> None:
         "most frequent label": f"{record['majority']:.4f}",
         "validation accuracy": f"{record['valid_accuracy']:.4f} at step {record['best_step']:,}",
         "steps": f"{record['steps']:,}, ended by {record['stopped']}",
-        "batch": f"{record['batch']}, in micro-batches of {record['micro_batch']}, processes: {record['processes']}",
+        "batch": f"{record['batch']}, in micro-batches of {record['micro_batch']}",
+        "processes": f"{record['processes']}{divided_text(record)}",
         "training": f"{record['seconds']:.0f} s, {record['seconds_per_thousand_steps']:.0f} s per thousand steps",
     }
     if record.get("compile_seconds"):

@@ -42,6 +42,7 @@ IDENTITY = (
     "budget",
     "dtype",
     "threads",
+    "processes",
     "mode",
     "device",
 )
@@ -264,17 +265,23 @@ def both_run(call: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: 
 
 
 def timed_rounds(
-    runs: Mapping[str, Run], rounds: int, on_round: Callable[[int, dict[str, list[float]]], None] | None = None
+    runs: Mapping[str, Run],
+    rounds: int,
+    on_round: Callable[[int, dict[str, list[float]]], None] | None = None,
+    *,
+    setup: Mapping[str, Run] = {},
+    agree: Callable[[dict[str, float]], dict[str, float]] = dict,
 ) -> dict[str, list[float]]:
     """Seconds of one call of every function in each of `rounds` interleaved rounds.
 
     A function is called as often in a round as it takes for a timing of 20 ms. Call each once before: nothing is
-    warmed up here but by the call that finds out how often.
+    warmed up here but by the call that finds out how often. setup: called before a timing, and not timed. agree: from
+    the seconds of the first call those that decide how often, for processes that must do alike.
     """
-    once = interleaved(runs, 1, warmup=0)
-    repeats = {name: min(MOST_REPEATS, math.ceil(SHORTEST / max(seconds, 1e-9))) for name, (seconds,) in once.items()}
+    once = agree({name: seconds for name, (seconds,) in interleaved(runs, 1, warmup=0, setup=setup).items()})
+    repeats = {name: min(MOST_REPEATS, math.ceil(SHORTEST / max(seconds, 1e-9))) for name, seconds in once.items()}
     repeated = {name: partial(_repeat, run, repeats[name]) for name, run in runs.items()}
-    seconds = interleaved(repeated, rounds, warmup=0, on_round=on_round)
+    seconds = interleaved(repeated, rounds, warmup=0, on_round=on_round, setup=setup)
     return {name: [value / repeats[name] for value in values] for name, values in seconds.items()}
 
 

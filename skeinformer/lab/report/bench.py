@@ -7,7 +7,18 @@ from typing import Literal, NamedTuple
 from skeinformer.lab.measure.speed import crossover, growth_exponent
 from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.figures import Panel, Series, Styles, grid_html
-from skeinformer.lab.report.format import count, distinct, label, number, operations, percent, real, seconds, size
+from skeinformer.lab.report.format import (
+    count,
+    distinct,
+    label,
+    microseconds,
+    number,
+    operations,
+    percent,
+    real,
+    seconds,
+    size,
+)
 from skeinformer.lab.report.page import Section, select_html
 from skeinformer.lab.report.tables import Column, boxed, simple_table, spread_column, table_html
 
@@ -118,6 +129,28 @@ def step_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
         spread_column("standard / this", "ratio", number, "high"),
     )
     return [Section("A training step", simple_table(records, columns, note), frozenset({"label"}), records)]
+
+
+def process_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
+    """Attention over tokens that are divided among processes."""
+    note = (
+        "The slowest process of each round, and the most memory of one process. Exact / this: the time of exact "
+        "attention over gathered keys and values by the method's; above 1 the method is faster."
+    )
+    columns = (
+        Column("method", label),
+        Column("mode", lambda r: str(r.get("mode") or "")),
+        Column("processes", lambda r: count(r.get("processes")), field="processes"),
+        Column("n in all", lambda r: count(r.get("n")), field="n"),
+        Column("n each", lambda r: count(r.get("n_each")), field="n_each"),
+        Column("d", lambda r: str(r.get("budget") or ""), field="budget"),
+        spread_column("time", "seconds", seconds),
+        Column("per token", lambda r: microseconds(r.get("seconds_per_token")), field="seconds_per_token"),
+        Column("memory of one", lambda r: size(r.get("peak_bytes")), field="peak_bytes"),
+        Column("received by one", lambda r: size(r.get("received_bytes")), field="received_bytes"),
+        spread_column("exact / this", "ratio", number),
+    )
+    return [Section("Over several processes", simple_table(records, columns, note), frozenset({"label"}), records)]
 
 
 def _table_html(rows: Sequence[Record], field: str) -> str:

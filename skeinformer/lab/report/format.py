@@ -14,6 +14,7 @@ __all__ = [
     "is_approximation",
     "label",
     "listed",
+    "microseconds",
     "number",
     "operations",
     "percent",
@@ -34,6 +35,11 @@ def seconds(value: Value) -> str:
     if not isinstance(value, int | float):
         return ""
     return number(value, " s") if value >= 1 else number(value * 1e3, " ms")
+
+
+def microseconds(value: Value) -> str:
+    """A time of a token."""
+    return number(value * 1e6, " us") if isinstance(value, int | float) else ""
 
 
 def size(value: Value) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.approx import approx_sections
-from skeinformer.lab.report.bench import bench_sections, peer_sections, step_sections
+from skeinformer.lab.report.bench import bench_sections, peer_sections, process_sections, step_sections
 from skeinformer.lab.report.compare import compare_sections
 from skeinformer.lab.report.demo import demo_sections
 from skeinformer.lab.report.embeddings import embedding_sections
@@ -26,6 +26,7 @@ SECTIONS: dict[str, Callable[[Sequence[Record], Styles], list[Section]]] = {
     "bench": bench_sections,
     "bench_peer": peer_sections,
     "bench_step": step_sections,
+    "bench_processes": process_sections,
     **dict.fromkeys(LRA_KINDS, lra_sections),
     "compare_model": compare_sections,
     "compare_layer": compare_sections,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from skeinformer.attention import METHODS
+from skeinformer.attention.methods import no_group
 from skeinformer.compare.contender import Contender, parse
 from skeinformer.lab.fields import from_json
 from skeinformer.lab.files import parse_json
@@ -37,6 +38,8 @@ class Job:
     micro_batch: int | None = None
     precision: str = "float32"
     compile: bool = False
+    sequence_parallel: int = 1
+    """Processes among which each sequence is divided."""
 
 
 @dataclass
@@ -99,6 +102,7 @@ def job_of(options: Train) -> Job:
         if options.memory_budget is not None:
             raise ValueError("give --micro-batch or --memory-budget, not both")
     method = method_of(options.method)
+    check_degree(method.method, options.sequence_parallel)
     chosen = recipe_of(options, options.recipe, options.task)
     name = method.spec.replace(":", "-").replace("=", "-").replace(",", "-")
     return Job(
@@ -112,7 +116,15 @@ def job_of(options: Train) -> Job:
         micro_batch=options.micro_batch,
         precision=options.precision,
         compile=options.compile,
+        sequence_parallel=options.sequence_parallel,
     )
+
+
+def check_degree(method: str, degree: int) -> None:
+    """Raise where a method cannot have its sequences divided among so many processes."""
+    check_count("sequence_parallel", degree)
+    if degree > 1 and (method not in METHODS or not METHODS[method].sequence_parallel):
+        raise ValueError(f"--sequence-parallel {degree}: {no_group(method)}")
 
 
 def recipe_of(options: Overrides, name: str, task: str) -> Recipe:
@@ -131,7 +143,7 @@ def result_of(job: Job) -> Record | None:
     if not path.is_file():
         return None
     try:
-        before = parse_json(path.read_bytes(), path)
+        before = {"sequence_parallel": 1, **parse_json(path.read_bytes(), path)}  # which older runs do not tell
     except ValueError as error:
         raise ValueError(
             f"{error}; remove the folder {job.out} to start this run anew, or give another --out"
@@ -208,4 +220,5 @@ def settings(job: Job, store: Store) -> dict[str, Any]:
         "micro_batch": job.micro_batch,
         "precision": job.precision,
         "compile": job.compile,
+        "sequence_parallel": job.sequence_parallel,
     }

@@ -41,6 +41,7 @@ from skeinformer.lab.training.job import (
 )
 from skeinformer.lab.training.make import attention_errors, make_model, save_trained
 from skeinformer.lab.training.memory import largest_micro_batch, process_peak, step_peak
+from skeinformer.lab.training.ranks import divide, form_ranks
 from skeinformer.lab.training.recipes import learning_rate
 from skeinformer.lab.training.spent import spent
 from skeinformer.lab.training.watch import Watch
@@ -76,20 +77,24 @@ class Run:
 
     def __init__(self, job: Job, accelerator: Accelerator, watch: Watch) -> None:
         self.job, self.accelerator, self.watch, self.recipe = job, accelerator, watch, job.recipe
-        self.processes, self.process = int(accelerator.num_processes), int(accelerator.process_index)
-        if self.recipe.batch % self.processes:
-            raise ValueError(f"batch={self.recipe.batch} is not a multiple of the {self.processes} processes")
+        self.ranks = form_ranks(
+            accelerator.num_processes, accelerator.process_index, job.sequence_parallel, accelerator.device.type
+        )
+        if self.recipe.batch % self.ranks.rows:
+            parts = f"{self.ranks.rows} processes" if self.ranks.group is None else f"{self.ranks.rows} groups"
+            raise ValueError(f"batch={self.recipe.batch} is not a multiple of the {parts}")
         self.store = open_task(job)
-        self.share = slice(self.process, None, self.processes)  # of every batch
+        self.share = slice(self.ranks.row, None, self.ranks.rows)  # of every batch
         self.progress = Progress(started=now())
         self.settings = settings(job, self.store)
         torch.manual_seed(job.seed)
         self.model = make_model(job.method, job.recipe, self.store.meta, job.seed).to(accelerator.device)
+        divide(self.model, self.ranks.group)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the run's folder: a second `train` on it is a ValueError."""
-        if self.process:
+        if self.ranks.process:
             yield
             return
         self.job.out.mkdir(parents=True, exist_ok=True)
@@ -121,7 +126,7 @@ class Run:
         prepared: nn.Module = torch.compile(self.model) if job.compile else self.model  # type: ignore[assignment]
         self.prepared, self.optimizer = self.accelerator.prepare(prepared, optimizer)
         self.best = self.weights()
-        torch.manual_seed(job.seed * self.processes + self.process)
+        torch.manual_seed(job.seed * self.ranks.rows + self.ranks.row)  # ranks of one group draw alike
         self.restore()
         if self.accelerator.is_main_process:
             write_whole(json.dumps(self.settings, indent=1) + "\n", job.out / RUN)
@@ -138,7 +143,7 @@ class Run:
         self.watch.stage("comparing checksums")
         open_store(self.job.data, verify=True)
         progress = read_progress(path, checkpoint.load_state(path)["progress"], self.recipe)
-        self.best = checkpoint.restore(path, self.model, self.optimizer, self.process)
+        self.best = checkpoint.restore(path, self.model, self.optimizer, self.ranks.process)
         self.progress = progress
 
     def weights(self) -> dict[str, Tensor]:
@@ -173,7 +178,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe, self.progress.step)
         self.optimizer.zero_grad(set_to_none=True)
-        share = self.recipe.batch // self.processes
+        share = self.recipe.batch // self.ranks.rows
         left = share
         for batch in self.batches(self.train_split, self.order.indices(self.progress.step)):
             left -= len(batch.labels)
@@ -192,7 +197,7 @@ class Run:
         """Look at the validation set, keep the weights if they are the best so far, write record and checkpoint."""
         progress = self.progress
         start = time.perf_counter()
-        loss = float(self.total(self.loss)) / self.processes / self.steps_since_check
+        loss = float(self.total(self.loss)) / self.ranks.processes / self.steps_since_check
         if not math.isfinite(loss):
             raise ValueError(f"the training loss is {loss} at step {progress.step:,}; lower the learning rate")
         valid_loss, valid_accuracy, _ = self.evaluate("validation", self.valid_split, self.recipe.valid_examples)
@@ -203,7 +208,7 @@ class Run:
             progress.best_step, progress.best_accuracy, progress.best_loss = progress.step, valid_accuracy, valid_loss
             self.best = self.weights()
         progress.checks_since_best = 0 if better else progress.checks_since_best + 1
-        tokens = self.sum_of(self.tokens)
+        tokens = self.sum_of(self.tokens) / self.ranks.degree  # the ranks of a group count the same ones
         progress.check_seconds += time.perf_counter() - start
         record: Record = {
             "kind": "lra_check",
@@ -218,6 +223,7 @@ class Run:
             "tokens_per_second": tokens / max(self.check_wall, 1e-9),
             "peak_bytes": self.peak(),
             "learning_rate": learning_rate(self.recipe, progress.step - 1),
+            "sequence_parallel": self.ranks.degree,
             **self.attention_errors(),
         }
         progress.records.append(record)
@@ -235,7 +241,7 @@ class Run:
             best=self.best,
             optimizer=self.optimizer,
             state=asdict(self.progress),
-            process=self.process,
+            process=self.ranks.process,
             barrier=self.accelerator.wait_for_everyone,
         )
 
@@ -269,7 +275,7 @@ class Run:
             done += len(indices)
             self.watch.stage(stage, done, all_of_them)
         loss_sum, right_sum, examples = self.total(sums).tolist()
-        return loss_sum / examples, right_sum / examples, int(examples)
+        return loss_sum / examples, right_sum / examples, int(examples) // self.ranks.degree
 
     def model_output(self, batch: Batch) -> Tensor:
         """Without DistributedDataParallel, whose processes would wait for each other."""
@@ -299,7 +305,7 @@ class Run:
             "budget": recipe.budget if has_budget(job.method) else None,
             "batch": recipe.batch,
             "micro_batch": progress.micro_batch,
-            "accumulation": -(-recipe.batch // self.processes // progress.micro_batch),
+            "accumulation": -(-recipe.batch // self.ranks.rows // progress.micro_batch),
             "memory_budget": job.memory_budget,
             "learning_rate": recipe.learning_rate,
             "max_steps": recipe.steps,
@@ -320,7 +326,8 @@ class Run:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "peak_bytes": self.peak(),
             "examples_seen": progress.examples,
-            "processes": self.processes,
+            "processes": self.ranks.processes,
+            "sequence_parallel": self.ranks.degree,
             "device": self.accelerator.device.type,
             "precision": job.precision,
             "compile": job.compile,
@@ -339,7 +346,7 @@ class Run:
 
     def find_micro_batch(self) -> int:
         """The examples that a process holds at once: as asked, or the most that fit, or all of its share."""
-        share = self.recipe.batch // self.processes
+        share = self.recipe.batch // self.ranks.rows
         if self.job.micro_batch is not None:
             return min(self.job.micro_batch, share)
         if self.job.memory_budget is None:
@@ -352,15 +359,16 @@ class Run:
         def peak(examples: int) -> int:
             self.watch.stage(f"memory of {examples} examples")
             with self.accelerator.autocast():
-                return step_peak(self.model, self.store.meta, examples, length, device)
+                found = step_peak(self.model, self.store.meta, examples, length, device)
+            # the most of any process: all try the same numbers then, and come to the same one
+            return int(self.accelerator.gather(torch.tensor([found], device=device)).max())
 
         self.model.train()
         state = checkpoint.random_state()
         weights = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
         micro = largest_micro_batch(peak, share, self.job.memory_budget, fixed=3 * weights)  # itself, and two moments
         checkpoint.set_random_state(state)
-        # every process must have the same number of micro-batches
-        return int(self.accelerator.gather(torch.tensor([micro], device=device)).min())
+        return micro
 
     @contextmanager
     def tensorboard(self) -> Iterator[Callable[[Record], None]]:

@@ -12,6 +12,8 @@ All three are saved by `save_pretrained(folder)` as config.json, model.safetenso
 `Classifier.from_pretrained(folder)`. This needs huggingface_hub, of the extra `train`.
 """
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,10 +24,12 @@ from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, build
 from skeinformer.attention.seeds import layer_seed
+from skeinformer.distributed import Group, mean_over_tokens, shard, share_lengths
 from skeinformer.kernels.choice import at_hand
 from skeinformer.kernels.rows import masked_mean
 from skeinformer.lab.training.config import ModelConfig, check_config
 from skeinformer.lab.training.loading import check_tensors, hub_files, load_weights, read_config, saved_files
+from skeinformer.noise import Window
 
 __all__ = ["Classifier", "Encoder", "ModelConfig", "PairClassifier", "initialize"]
 
@@ -61,15 +65,25 @@ class Dropout(nn.Module):
         super().__init__()
         self.rate = rate
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, window: Window | None = None) -> Tensor:
+        """(b, n, dim) -> (b, n, dim). window: which tokens of a sequence that is divided among ranks these are.
+
+        All ranks then draw for the whole, so that each token has the draw that it has in one process.
+        """
         if not self.training or self.rate == 0:
             return x
-        if not at_hand(x):
-            return F.dropout(x, self.rate)
-        dropped = min(round(self.rate * 2**16), 2**16 - 1)
-        words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
-        draws = words.view(torch.int16)[: x.numel()].view(x.shape)  # uniform from -2^15 to 2^15 - 1
-        return x * ((draws >= dropped - 2**15) * (2**16 / (2**16 - dropped))).to(x.dtype)
+        if window is None:
+            return F.dropout(x, self.rate) if not at_hand(x) else x * self.factors(x.shape).to(x.dtype)
+        whole = (x.shape[0], window.whole, *x.shape[2:])
+        factors = self.factors(whole) if at_hand(x) else F.dropout(x.new_ones(whole), self.rate)
+        return x * factors[:, window.start : window.start + x.shape[1]].to(x.dtype)
+
+    def factors(self, shape: Sequence[int]) -> Tensor:
+        """0, or what scales a number that stays."""
+        size, dropped = math.prod(shape), min(round(self.rate * 2**16), 2**16 - 1)
+        words = torch.empty(-(-size // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
+        draws = words.view(torch.int16)[:size].view(*shape)  # uniform from -2^15 to 2^15 - 1
+        return (draws >= dropped - 2**15) * (2**16 / (2**16 - dropped))
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"
@@ -126,10 +140,12 @@ class Layer(nn.Module):
         )
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, window: Window | None = None) -> Tensor:
         """(b, n, dim) -> (b, n, dim)."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
-        x = x + self.dropout(self.feedforward(self.feedforward_norm(x)))
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask), window)
+        widen, activation, dropout, narrow = self.feedforward
+        hidden = dropout(activation(widen(self.feedforward_norm(x))), window)
+        x = x + self.dropout(narrow(hidden), window)
         return x
 
 
@@ -174,13 +190,17 @@ class Saved(
 
 
 class Encoder(Saved):
-    """Tokens and positions through all layers. Rows of padding are not zero: leave them out by the mask."""
+    """Tokens and positions through all layers. Rows of padding are not zero: leave them out by the mask.
+
+    With a `group` (`ranks.divide`), whose ranks all give the same tokens, each rank goes on with its share of them.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         check_config(config)
         self.config = config
         self.max_len = config.max_len
+        self.group: Group | None = None
         self.tokens = nn.Embedding(config.vocab_size, config.dim)
         self.positions = nn.Parameter(torch.empty(config.max_len, config.dim))
         self.dropout = Dropout(config.dropout)
@@ -190,23 +210,33 @@ class Encoder(Saved):
         nn.init.normal_(self.positions, std=EMBEDDING_STANDARD_DEVIATION)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(b, n) -> (b, n, dim)."""
+        """(b, n) -> (b, n, dim), with a group of this rank's share."""
+        return self.encoded(tokens, mask)[0]
+
+    def encoded(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The encoded tokens, and their mask: (b, n) -> (b, n, dim), (b, n); with a group, of this rank's share."""
         if tokens.dim() != 2 or not 0 < tokens.shape[1] <= self.max_len:
             raise ValueError(
                 f"tokens have shape {tuple(tokens.shape)}, expected (batch, n) with n from 1 to max_len={self.max_len}"
             )
         if mask is not None:
             tokens = tokens.masked_fill(~mask, 0)
-        x = self.dropout(self.tokens(tokens) + self.positions[: tokens.shape[1]])
+        window, start = None, 0
+        if self.group is not None:
+            lengths = share_lengths(tokens.shape[1], self.group.size)
+            window = Window(start := sum(lengths[: self.group.rank]), tokens.shape[1])
+            share, mask = shard(tokens, mask, group=self.group)
+            assert share is not None
+            tokens = share
+        x = self.dropout(self.tokens(tokens) + self.positions[start : start + tokens.shape[1]], window)
         for layer in self.layers:
-            x = layer(x, mask)
-        encoded: Tensor = self.norm(x)
-        return encoded
+            x = layer(x, mask, window)
+        return self.norm(x), mask
 
     def pooled(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean over the real tokens, (b, n) -> (b, dim); zeros where there is none."""
-        x: Tensor = self(tokens, mask)
-        return masked_mean(x, mask)
+        """The mean over the real tokens, (b, n) -> (b, dim), those of all ranks; zeros where there is none."""
+        x, mask = self.encoded(tokens, mask)
+        return masked_mean(x, mask) if self.group is None else mean_over_tokens(x, mask, self.group)
 
 
 class Classifier(Saved):

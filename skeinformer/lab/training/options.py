@@ -85,6 +85,8 @@ class Train(Overrides):
     """bfloat16 runs the model in mixed precision."""
     compile: bool = False
     """Use torch.compile."""
+    sequence_parallel: int = 1
+    """Processes of torchrun among which each sequence is divided; the others divide the batch."""
     threads: int | None = None
     """Of torch, on a CPU."""
 

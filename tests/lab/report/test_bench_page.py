@@ -69,8 +69,11 @@ def test_peers_and_steps_are_tables(tmp_path: Path) -> None:
     }
     peer: Record = {"kind": "bench_peer", **common, "peer": "performer-pytorch", "peer_seconds": 0.3, "ratio": 3.0}
     step: Record = {"kind": "bench_step", **common, "ratio": 4.5, "ratio_q25": 4.0, "ratio_q75": 5.0}
-    text = write_report([peer, step], tmp_path / "r.html", "t").read_text(encoding="utf-8")
+    several: Record = {"kind": "bench_processes", **common, "mode": "both", "processes": 4, "n_each": 1024}
+    several |= {"seconds_per_token": 1e-5, "peak_bytes": 2**20, "received_bytes": 2**11, "ratio": 2.0}
+    text = write_report([peer, step, several], tmp_path / "r.html", "t").read_text(encoding="utf-8")
     assert Page(text).rows == [
         ["Performer", "4,096", "256", "performer-pytorch", "100 ms", "300 ms", "3.00"],
         ["Performer", "4,096", "4", "256", "100 ms", "4.504.00 to 5.00"],
+        ["Performer", "both", "4", "4,096", "1,024", "256", "100 ms", "10.0 us", "1.00 MiB", "2.00 KiB", "2.00"],
     ]

@@ -279,27 +279,40 @@ def test_every_method_takes_a_step_in_every_recipe(
 
 
 @pytest.mark.parametrize(
-    "method",
-    [pytest.param("softmax", marks=pytest.mark.slow), "vmean"],  # V-mean leaves parameters without a gradient
+    ("method", "processes", "options"),
+    [
+        pytest.param("softmax", 2, "--dropout 0", marks=pytest.mark.slow),
+        ("vmean", 2, "--dropout 0"),  # leaves parameters without a gradient
+        # each sequence divided: also what is drawn is the same
+        pytest.param("cluster", 2, "--budget 8 --sequence-parallel 2", marks=pytest.mark.slow),
+        # and the batch too: what is drawn is then another
+        pytest.param("vmean", 4, "--dropout 0 --sequence-parallel 2", marks=pytest.mark.slow),
+    ],
 )
-def test_two_processes_equal_one(stores: dict[str, Path], tmp_path: Path, method: str) -> None:
-    options = f"--task text --method {method} --max-len 16 --dropout 0 --steps 6 --check-every 2 --batch 16 --dim 16"
-    options += f" --micro-batch 3 --threads 1 --data {stores['text']}"
-    torchrun = f"torch.distributed.run --nproc-per-node 2 --master-port {free_port()} -m"
+def test_several_processes_equal_one(
+    stores: dict[str, Path], tmp_path: Path, method: str, processes: int, options: str
+) -> None:
+    common = f"--task text --method {method} --max-len 16 --steps 6 --check-every 2 --batch 16 --dim 16"
+    common += f" --micro-batch 3 --threads 1 --data {stores['text']}"
+    torchrun = f"torch.distributed.run --nproc-per-node {processes} --master-port {free_port()} -m"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    alone = options.partition(" --sequence-parallel")[0]
+    degree = 1 if alone == options else 2
     records = []
-    for processes, launcher in ((1, ""), (2, torchrun)):
-        out = tmp_path / str(processes)
-        command = [sys.executable, "-m", *f"{launcher} skeinformer train {options} --out {out}".split()]
+    for count, launcher, given in ((1, "", alone), (processes, torchrun, options)):
+        out = tmp_path / str(count)
+        command = [sys.executable, "-m", *f"{launcher} skeinformer train {common} {given} --out {out}".split()]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=200)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("test accuracy") == 1  # one process speaks for all
         records.append(read(out / "records.jsonl"))
-        if processes == 2:  # each of them has at least what one had at its first check, its imports
-            assert int(str(records[1][-1]["peak_bytes"])) > 1.5 * int(str(records[0][0]["peak_bytes"]))
-        assert (records[-1][-1]["processes"], records[-1][-1]["accumulation"]) == (processes, 6 // processes)
+    # each of them has at least what one had at its first check, its imports
+    assert int(str(records[1][-1]["peak_bytes"])) > 0.75 * processes * int(str(records[0][0]["peak_bytes"]))
+    rows = processes // degree
+    for found, expected in zip(records, ((1, 1, 6), (processes, degree, -(-16 // rows // 3))), strict=True):
+        assert tuple(found[-1][name] for name in ("processes", "sequence_parallel", "accumulation")) == expected
     for left, right in zip(*records, strict=True):
-        for name in {"loss", "valid_loss", "test_loss", "valid_accuracy", "test_accuracy"} & set(left):
+        for name in {"loss", "valid_loss", "test_loss", "valid_accuracy", "test_accuracy", "test_examples"} & set(left):
             assert left[name] == pytest.approx(right[name], rel=1e-4)
 
 
