@@ -144,28 +144,29 @@ class Mode(TorchFunctionMode):
         """One call, sketched or by torch, and counted."""
         number = next(self.numbers)
         settings = self.settings[min(number, len(self.settings) - 1)]
-        query, key, attn_mask = (call[name] for name in ("query", "key", "attn_mask"))
+        query, key, value, attn_mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
         shape, keys = tuple(query.shape), key.shape[-2]
         reason, mask = decide(settings, **without(call, "scale"))
         if reason is not None:
             output = exactly(**call)
             self.report.add(reason, shape, keys)
             return output
-        four = to_four(query, key, call["value"], mask)
+        four = to_four(query, key, value, mask)
         output, error = sketch(settings, number, four, call["scale"], self.certify)
         self.report.add(None, shape, keys, error)
-        return as_torch(output, query, attn_mask)
+        return as_torch(output, query, key, value, attn_mask)
 
     def attend_compiled(self, call: dict[str, Any]) -> Tensor:
         """One call in a graph that is being compiled."""
         number = number_in_graph(self.key)
         settings = self.settings[min(number, len(self.settings) - 1)]
-        query, attn_mask = call["query"], call["attn_mask"]
+        query, key, value, attn_mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
         reason, mask = decide(settings, **without(call, "scale"))
         if reason is not None:
             return exactly(**call)
-        four = to_four(query, call["key"], call["value"], mask)
-        return as_torch(sketch(settings, number, four, call["scale"]).output, query, attn_mask)
+        four = to_four(query, key, value, mask)
+        output = sketch(settings, number, four, call["scale"]).output
+        return as_torch(output, query, key, value, attn_mask)
 
 
 def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
