@@ -60,6 +60,8 @@ def sketched(
     not counted. Modes are off in a backward pass: what is checkpointed there needs a scope of its own,
     `checkpoint(..., use_reentrant=False, context_fn=lambda: (nullcontext(), sketched(...)))`.
     """
+    if callable(method):
+        raise TypeError("`sketched` takes the name of a method; as a decorator write `@skeinformer.sketched()`")
     check_flag("certify", certify)
     given = tuple((name, hashable(value)) for name, value in options.items())
     return Scope(settings_of(method, budget, min_length, seed, given), certify)
@@ -89,7 +91,10 @@ class Scope:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, which runs inside the scope."""
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        if isinstance(function, type):
+            raise TypeError(f"{function.__name__!r} is a class; decorate its forward, or the function that calls it")
+        later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if any(is_later(function) for is_later in later):
             raise TypeError(
                 f"{getattr(function, '__name__', function)!r} runs after it has returned, when the scope has ended; "
                 "use `with skeinformer.sketched(...)` inside it"
@@ -197,7 +202,7 @@ def warn_of_causal(report: Report) -> None:
     if causal and not report.sketched and not report.compiled:
         warnings.warn(
             f"nothing was sketched: {causal} of {report.exact} calls are causal, and stay exact. Sketches are for "
-            "attention in which every query sees every key: encoders, image and diffusion models; print the report for "
-            "all reasons",
+            "attention in which every query sees every key: encoders, image and diffusion models. Leave `sketched` out "
+            "for a decoder; print the report for all reasons",
             stacklevel=3,
         )
