@@ -21,7 +21,7 @@ OTHER_NAMES = {
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     """The entry of `table` called `name`, or a ValueError that names the nearest one."""
     if not isinstance(name, str):
-        raise TypeError(f"the name of a {kind} is a string, got {name!r} of type {type(name).__name__}")
+        raise TypeError(f"{kind} is chosen by its name, a string, got {name!r}")
     if name not in table:
         raise ValueError(f"unknown {kind} {name!r}{_suggest(name, table)} Known: {', '.join(table)}.")
     return table[name]

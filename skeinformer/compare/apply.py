@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from skeinformer.compare.inputs import check_model
 from skeinformer.compare.record import Record
 from skeinformer.compare.result import Comparison, verdict_of
 from skeinformer.nn.applied import apply_to_layers
@@ -17,7 +16,7 @@ from skeinformer.nn.calls import apply_to_calls, calls_remembered, forget_calls
 from skeinformer.nn.convert import attention_layers
 from skeinformer.nn.convert import remembered as layers_remembered
 from skeinformer.nn.decision import MinLength, check_min_length
-from skeinformer.nn.found import of_transformers
+from skeinformer.nn.found import check_model, of_transformers
 from skeinformer.nn.verdict import CALL, Choice, Verdict, fit, read_verdict
 
 Result = Comparison | Verdict | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | PathLike[str]
@@ -139,7 +138,8 @@ def models_of_transformers(model: nn.Module) -> dict[str, dict[str, str]]:
     """The models of transformers in `model` by name: names of their modules in `model`, and in themselves."""
     if not of_transformers(model):
         return {}
-    from skeinformer.huggingface.applied import attending, outermost
+    from skeinformer.huggingface.applied import outermost
+    from skeinformer.huggingface.stack import attending
 
     found = {}
     for prefix, part in outermost(model):
@@ -158,13 +158,13 @@ def refuse_own_attention(model: nn.Module) -> None:
 
 
 def apply_to_part(part: nn.Module, verdict: Verdict) -> None:
-    """A model of transformers: exact as it was without one if the verdict has nothing of it."""
-    from skeinformer.huggingface.applied import apply_to_model, undo
+    """A model of transformers: exact if the verdict has nothing of it."""
+    from skeinformer.huggingface.applied import apply_to_model, make_exact
 
     if verdict.layers:
         apply_to_model(part, verdict)
     else:
-        undo(part)
+        make_exact(part)
 
 
 def apply_configurations(model: nn.Module, min_length: MinLength | None) -> Verdict:

@@ -16,14 +16,6 @@ DECODER = (("decoder_attention_mask", True), ("tgt_key_padding_mask", False))
 OF_A_DECODER = {"decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "tgt", "tgt_key_padding_mask"}
 
 
-def check_model(model: object) -> None:
-    """Raise a TypeError unless it is a module."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"expected a torch.nn.Module, got {type(model).__name__}; of a pipeline give its model, as pipeline.model"
-        )
-
-
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """The model on a dict, a tuple or a single argument; a dict among them is a copy, for models that write into it."""
     if isinstance(inputs, Mapping):

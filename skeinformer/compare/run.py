@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from skeinformer.compare.contender import OFFERED, Contender, has_budget, parse
-from skeinformer.compare.inputs import call_model, check_model, real_rows, warn_of_padding
+from skeinformer.compare.inputs import call_model, real_rows, warn_of_padding
 from skeinformer.compare.layers import Call, OnStep, Plan, Side, measure_call
 from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.compare.outputs import compare_outputs, tensors_of
@@ -20,6 +20,7 @@ from skeinformer.compare.result import Comparison, verdict_of
 from skeinformer.compare.search import CANDIDATES, Applied, measure_chosen, search_layers
 from skeinformer.compare.sides import arranged
 from skeinformer.compare.text import SEARCH, verdicts
+from skeinformer.nn.found import check_model
 from skeinformer.registry import check_count, check_flag, check_number
 
 

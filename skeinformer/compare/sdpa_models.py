@@ -66,7 +66,7 @@ class SdpaCalls(TorchFunctionMode):
         if reason is None and self.state == "sketched":
             assert self.settings is not None
             output = sketch(self.settings, number, to_four(query, key, value, mask), scale).output
-            return as_torch(output, query, call["attn_mask"])
+            return as_torch(output, query, key, value, call["attn_mask"])
         if self.state == "watched":
             if reason is not None:
                 self.left[f"call {number}"] = reason

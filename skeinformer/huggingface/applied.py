@@ -7,7 +7,6 @@ The verdict is in the model's configuration, and so in `config.json`, whoever sa
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from skeinformer.huggingface.interface import attention_forward
 from skeinformer.huggingface.rules import padding_mask
-from skeinformer.huggingface.settings import Settings, available, names_in, option_names
+from skeinformer.huggingface.settings import Settings, available, flat, names_in, option_names
+from skeinformer.huggingface.stack import attending, callers
 from skeinformer.nn.convert import ALSO_UNDONE
 from skeinformer.nn.functional import left_out
 from skeinformer.nn.verdict import Choice, Verdict, fit, read_verdict
@@ -24,6 +24,7 @@ from skeinformer.nn.verdict import Choice, Verdict, fit, read_verdict
 APPLIED = "skein-applied"
 OF_A_MODULE = "skein_settings"  # what a module attends by
 IN_CONFIG, NAME_IN_CONFIG = "skeinformer", "attn_implementation"
+BEFORE = "skein_before"  # what a model attended by before there was a verdict
 OPTIONS = frozenset(name for method in available() for name in option_names(method))
 MISSING = (
     f"attn_implementation={APPLIED!r} is of a model to which a verdict was applied, and there is none for this layer: "
@@ -61,6 +62,8 @@ def apply_to_model(model: Any, verdict: Verdict) -> Verdict:
         if not choice.exact and (reason := left_out(choice.method)):
             raise ValueError(f"{choice.method!r} cannot stand in for the attention of {name}: {reason}")
     refuse_own_attention(model)
+    if verdict_in(model) is None:
+        vars(model).setdefault(BEFORE, names_in(model.config))
     unshare(model)
     found = attach(model, verdict)
     model.set_attn_implementation(APPLIED)
@@ -86,9 +89,41 @@ def unshare(model: PreTrainedModel) -> None:
                 vars(module)[name] = copy.deepcopy(value, memo)
 
 
+class Name:
+    """What a configuration says of the attention now. Its deep copy, of which transformers makes a file, is the text.
+
+    In a copy of the whole configuration it is the name of that one.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        self.config = config
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = memo.get(id(self.config))
+        return names_in(self.config) if copied is None else Name(copied)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Name) and names_in(other.config) == names_in(self.config)
+
+    def __hash__(self) -> int:
+        return hash(Name)
+
+    def __repr__(self) -> str:
+        return repr(names_in(self.config))
+
+
 def keep_name(model: PreTrainedModel) -> None:
     """Let `config.json` have the name of the attention, which transformers leaves out."""
-    setattr(model.config, NAME_IN_CONFIG, names_in(model.config))
+    setattr(model.config, NAME_IN_CONFIG, Name(model.config))
+
+
+def make_exact(model: Any) -> None:
+    """Exact attention in a model that a verdict says nothing of."""
+    undo(model)
+    names = names_in(model.config)
+    if not flat(names).isdisjoint(available().values()):
+        vars(model)[BEFORE] = names
+        model.set_attn_implementation("sdpa")
 
 
 def attach(model: PreTrainedModel, verdict: Verdict) -> Verdict:
@@ -103,13 +138,6 @@ def attach(model: PreTrainedModel, verdict: Verdict) -> Verdict:
     found = verdict.of(places)
     setattr(model.config, IN_CONFIG, found.to_dict())
     return found
-
-
-def attending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that may attend by name: transformers chooses the attention by `module.config`."""
-    for name, module in model.named_modules():
-        if isinstance(getattr(module, "config", None), PreTrainedConfig):
-            yield name, module
 
 
 def settings_of(choice: Choice, verdict: Verdict) -> Settings:
@@ -142,14 +170,6 @@ def adopt(module: nn.Module) -> None:
     raise RuntimeError(MISSING)
 
 
-def callers(frame: FrameType | None) -> Iterator[PreTrainedModel]:
-    """The models in whose methods we are, the innermost first."""
-    while frame is not None:
-        if isinstance(found := frame.f_locals.get("self"), PreTrainedModel):
-            yield found
-        frame = frame.f_back
-
-
 def outermost(model: nn.Module, name: str = "") -> Iterator[tuple[str, PreTrainedModel]]:
     """The models of transformers in `model` that are not part of another one, by name."""
     if isinstance(model, PreTrainedModel):
@@ -160,13 +180,18 @@ def outermost(model: nn.Module, name: str = "") -> Iterator[tuple[str, PreTraine
 
 
 def undo(model: nn.Module) -> list[str]:
-    """Take verdicts off again: exact attention, and a configuration without one. The names of what was sketched."""
+    """Take verdicts off again: the attention as it was, or `sdpa` in a model that was loaded with one.
+
+    The names of what was sketched.
+    """
     names: list[str] = []
     for prefix, part in outermost(model):
-        if (verdict := verdict_in(part)) is None:
+        verdict = verdict_in(part)
+        if verdict is None and BEFORE not in vars(part):
             continue
-        names += [f"{prefix}.{name}" if prefix else name for name in verdict.sketched]
-        part.set_attn_implementation("sdpa")
+        sketched = () if verdict is None else verdict.sketched
+        names += [f"{prefix}.{name}" if prefix else name for name in sketched]
+        part.set_attn_implementation(vars(part).pop(BEFORE, "sdpa"))
         for _, module in attending(part):
             vars(module).pop(OF_A_MODULE, None)
         for attribute in (IN_CONFIG, NAME_IN_CONFIG):
@@ -211,7 +236,7 @@ def remembered(model: nn.Module) -> Callable[[], None]:
     return put_back
 
 
-NAMES = (OF_A_MODULE, IN_CONFIG, NAME_IN_CONFIG)
+NAMES = (OF_A_MODULE, IN_CONFIG, NAME_IN_CONFIG, BEFORE)
 AttentionInterface.register(APPLIED, applied_forward)
 AttentionMaskInterface.register(APPLIED, padding_mask)
 ALSO_UNDONE.append(undo)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from skeinformer.huggingface.settings import Settings
+from skeinformer.huggingface.stack import refuse_eager
 from skeinformer.kernels.choice import recorded
 from skeinformer.nn import decision
 from skeinformer.registry import check_options
@@ -66,8 +67,10 @@ def padding_mask(
 
     Both are what `sdpa` takes, so that a layer of the model that is set to it is right too. O(n) where a layer will be
     sketched. A pattern (causal, a window, packed sequences) has a row for each query, or None where the kernel's own
-    causal mask does. So is the mask of a model that asks for all of it, to change it.
+    causal mask does. So is the mask of a model that asks for all of it, to change it. A layer that is set to `eager`
+    raises: none of these is for it.
     """
+    refuse_eager(options.get("config"))
     if attention_mask is not None and attention_mask.dim() != 2:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, expected two dimensions, (batch, keys), or four"

@@ -81,6 +81,11 @@ def names_in(config: Any) -> Any:
     return name if all(other == name for other in parts.values()) else {"": name, **parts}
 
 
+def flat(names: Any) -> set[str]:
+    """All names in what `names_in` gives."""
+    return {other for part in names.values() for other in flat(part)} if isinstance(names, dict) else {names}
+
+
 def available() -> dict[str, str]:
     """The methods that can be registered, and their names for `attn_implementation`."""
     return {method: name_of(method) for method in METHODS if left_out(method) is None}

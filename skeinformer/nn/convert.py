@@ -31,7 +31,7 @@ from skeinformer.nn.attention import (
 )
 from skeinformer.nn.calls import forget_calls
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length
-from skeinformer.nn.found import other_ways
+from skeinformer.nn.found import check_model, other_ways
 from skeinformer.registry import check_flag, lookup
 
 Filter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None
@@ -125,6 +125,7 @@ def convert(
     its cross-attention, unless the method goes row by row or `decoder_cross_attention` says so; subclasses with a
     forward of their own; parametrized or quantized weights. Nothing is changed if anything raises.
     """
+    check_model(model)
     check_flag("decoder_cross_attention", decoder_cross_attention)
     check_self_attention(self_attention)
     check_min_length(min_length)
@@ -167,6 +168,7 @@ def restore(model: nn.Module) -> tuple[str, ...]:
 
     Returns the names of the layers that it changed back. Copies and unpickled models can be restored too.
     """
+    check_model(model)
     others = [name for undo in (forget_calls, *ALSO_UNDONE) for name in undo(model)]
     return (*restore_layers(model), *others)
 

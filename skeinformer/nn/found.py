@@ -9,6 +9,14 @@ from torch import nn
 SDPA = "scaled_dot_product_attention"
 
 
+def check_model(model: object) -> None:
+    """Raise a TypeError unless it is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"expected a torch.nn.Module, got {type(model).__name__}; of a pipeline give its model, as pipeline.model"
+        )
+
+
 def other_ways(model: nn.Module) -> str:
     """What was found in a model that `convert` has nothing to do with, and which of the other ways fits."""
     kind = type(model).__name__

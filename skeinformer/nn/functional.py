@@ -117,7 +117,7 @@ def scaled_dot_product_attention(
     if reason is not None:
         return exactly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     four = to_four(query, key, value, mask)
-    return as_torch(sketch(settings, 0, four, scale).output, query, attn_mask)
+    return as_torch(sketch(settings, 0, four, scale).output, query, key, value, attn_mask)
 
 
 def decide(

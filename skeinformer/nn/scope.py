@@ -60,6 +60,8 @@ def sketched(
     not counted. Modes are off in a backward pass: what is checkpointed there needs a scope of its own,
     `checkpoint(..., use_reentrant=False, context_fn=lambda: (nullcontext(), sketched(...)))`.
     """
+    if callable(method):
+        raise TypeError("`sketched` takes the name of a method; as a decorator write `@skeinformer.sketched()`")
     check_flag("certify", certify)
     given = tuple((name, hashable(value)) for name, value in options.items())
     return Scope(settings_of(method, budget, min_length, seed, given), certify)
@@ -89,7 +91,10 @@ class Scope:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, which runs inside the scope."""
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        if isinstance(function, type):
+            raise TypeError(f"{function.__name__!r} is a class; decorate its forward, or the function that calls it")
+        later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if any(is_later(function) for is_later in later):
             raise TypeError(
                 f"{getattr(function, '__name__', function)!r} runs after it has returned, when the scope has ended; "
                 "use `with skeinformer.sketched(...)` inside it"
@@ -144,28 +149,29 @@ class Mode(TorchFunctionMode):
         """One call, sketched or by torch, and counted."""
         number = next(self.numbers)
         settings = self.settings[min(number, len(self.settings) - 1)]
-        query, key, attn_mask = (call[name] for name in ("query", "key", "attn_mask"))
+        query, key, value, attn_mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
         shape, keys = tuple(query.shape), key.shape[-2]
         reason, mask = decide(settings, **without(call, "scale"))
         if reason is not None:
             output = exactly(**call)
             self.report.add(reason, shape, keys)
             return output
-        four = to_four(query, key, call["value"], mask)
+        four = to_four(query, key, value, mask)
         output, error = sketch(settings, number, four, call["scale"], self.certify)
         self.report.add(None, shape, keys, error)
-        return as_torch(output, query, attn_mask)
+        return as_torch(output, query, key, value, attn_mask)
 
     def attend_compiled(self, call: dict[str, Any]) -> Tensor:
         """One call in a graph that is being compiled."""
         number = number_in_graph(self.key)
         settings = self.settings[min(number, len(self.settings) - 1)]
-        query, attn_mask = call["query"], call["attn_mask"]
+        query, key, value, attn_mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
         reason, mask = decide(settings, **without(call, "scale"))
         if reason is not None:
             return exactly(**call)
-        four = to_four(query, call["key"], call["value"], mask)
-        return as_torch(sketch(settings, number, four, call["scale"]).output, query, attn_mask)
+        four = to_four(query, key, value, mask)
+        output = sketch(settings, number, four, call["scale"]).output
+        return as_torch(output, query, key, value, attn_mask)
 
 
 def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +202,7 @@ def warn_of_causal(report: Report) -> None:
     if causal and not report.sketched and not report.compiled:
         warnings.warn(
             f"nothing was sketched: {causal} of {report.exact} calls are causal, and stay exact. Sketches are for "
-            "attention in which every query sees every key: encoders, image and diffusion models; print the report for "
-            "all reasons",
+            "attention in which every query sees every key: encoders, image and diffusion models. Leave `sketched` out "
+            "for a decoder; print the report for all reasons",
             stacklevel=3,
         )

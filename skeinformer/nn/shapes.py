@@ -96,17 +96,17 @@ def to_four(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> F
     return Four(query, key, value, None if mask is None else mask.reshape(query.shape[0], -1))
 
 
-def as_torch(output: Tensor, query: Tensor, attn_mask: Tensor | None) -> Tensor:
+def as_torch(output: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> Tensor:
     """The output of four dimensions in the shape of the query, and in memory as torch's kernels leave it.
 
-    The fused kernels give it the order of dimensions that the query has; what they do not take comes out contiguous.
+    The fused kernels lay it out like the query; what they do not take comes out contiguous.
     """
     width = output.shape[-1]
     output = output.reshape(*query.shape[:-1], width)
     fused = query.dim() == 4 and width == query.shape[-1] and (attn_mask is None or attn_mask.dim() != 3)
-    if not fused or query.is_contiguous():
+    if not fused or not all(x.stride(-1) == 1 for x in (query, key, value)):
         return output.contiguous()
-    strides = query.stride()
-    order = sorted(range(4), key=lambda i: -strides[i]) if 0 not in strides else [0, 1, 2, 3]
-    back = [order.index(i) for i in range(4)]
-    return output.permute(order).contiguous().permute(back)
+    if output.stride() == query.stride():
+        return output
+    like = torch.empty_like(query, dtype=output.dtype)
+    return output if output.stride() == like.stride() else like.copy_(output)

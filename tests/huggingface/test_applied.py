@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,65 @@ def test_loaded_saved_and_loaded_before_it_has_run(tmp_path: Path) -> None:
     # transformers forgets the name of the attention until the model has run; the verdict is still there
     transformers.AutoModel.from_pretrained(tmp_path / "a").save_pretrained(tmp_path / "c")
     assert torch.equal(watched(huggingface.load_pretrained(tmp_path / "c").eval(), padded())[0], expected)
+
+
+def test_saved_as_it_attends(tmp_path: Path) -> None:
+    model = apply_to(bert_model(), verdict())
+    sketched, _ = watched(model, padded())
+    model.set_attn_implementation("sdpa")
+    exact, _ = watched(model, padded())
+    for copied in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copied.save_pretrained(tmp_path)
+        again = transformers.AutoModel.from_pretrained(tmp_path).eval()
+        assert torch.equal(watched(again, padded())[0], exact)
+        assert torch.equal(watched(huggingface.load_pretrained(tmp_path).eval(), padded())[0], exact)
+        again.set_attn_implementation(APPLIED)  # the verdict is still there
+        assert torch.equal(watched(again, padded())[0], sketched)
+    changed = copy.deepcopy(model)
+    assert changed.config == model.config
+    changed.set_attn_implementation(APPLIED)
+    changed.save_pretrained(tmp_path)
+    assert torch.equal(watched(transformers.AutoModel.from_pretrained(tmp_path).eval(), padded())[0], sketched)
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa", "skein-vmean"])
+def test_restored_to_what_it_was(name: str) -> None:
+    huggingface.register("vmean", min_length=0)
+    try:
+        model = bert_model()
+        model.set_attn_implementation(name)
+        before, text = watched(model, padded())[0], model.config.to_json_string()
+        apply_to(apply_to(model, verdict()), verdict(Choice(), Choice("cluster", 4)))
+        copied = copy.deepcopy(model)
+        assert restore(model) == (LAYERS[1],)
+        assert restore(copied) == (LAYERS[1],)
+        for restored in (model, copied):
+            assert restored.config._attn_implementation == name
+            assert restored.config.to_json_string() == text
+            assert torch.equal(watched(restored, padded())[0], before)
+        assert restore(model) == ()
+
+        apply(model, Verdict())  # which names no layer: all are exact
+        assert model.config._attn_implementation == ("sdpa" if name == "skein-vmean" else name)
+        restore(model)
+        assert model.config._attn_implementation == name
+    finally:
+        huggingface.unregister()
+
+
+def test_a_layer_set_to_eager_is_refused() -> None:
+    model = apply_to(bert_model(), verdict())
+    expected, _ = watched(model, padded())
+    layer = model.get_submodule(LAYERS[1])
+    shared, layer.config = layer.config, copy.deepcopy(layer.config)
+    layer.config._attn_implementation = "eager"
+    with pytest.raises(ValueError, match="a layer of BertModel, a BertSelfAttention, is set to 'eager'"):
+        hidden(model, padded())
+    layer.config._attn_implementation = "sdpa"
+    assert_close(watched(model, padded())[0], expected)
+    layer.config = shared
+    model.set_attn_implementation("eager")  # of the whole model: masks are made for it
+    hidden(model, padded())
 
 
 def test_a_verdict_of_the_encoder_in_a_classifier_and_back(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skeinformer import convert
+from skeinformer import convert, restore
 
 
 class OwnAttention(nn.Module):
@@ -67,3 +67,9 @@ def test_a_decoder_of_transformers_is_warned_of_once() -> None:
             encoder(tokens)
     finally:
         huggingface.unregister()
+
+
+def test_what_is_no_model_is_refused() -> None:
+    for function in (convert, restore):
+        with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got str"):
+            function("model")  # type: ignore[arg-type]

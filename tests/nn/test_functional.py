@@ -85,6 +85,20 @@ def test_strides_of_slices() -> None:
     assert is_sketched(heads(B, 1).expand(B, H, N, W), heads(B, H), heads(B, H))
 
 
+@pytest.mark.parametrize(("b", "h"), [(1, H), (B, 1), (1, 1)])
+def test_strides_of_one_example_or_head(b: int, h: int) -> None:
+    q, k, v = (torch.randn(b, N, h, W).transpose(1, 2) for _ in range(3))
+    assert is_sketched(q, k, v)
+    assert is_sketched(torch.randn(b, N, h, 2 * W)[..., :W].transpose(1, 2), k, v)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_strides_of_what_the_fused_kernel_does_not_take(which: int) -> None:
+    tensors = [torch.randn(B, N, H, W).transpose(1, 2) for _ in range(3)]
+    tensors[which] = torch.randn(B, H, W, N).transpose(2, 3)
+    assert is_sketched(*tensors)
+
+
 @pytest.mark.parametrize("lead", [(), (3,)])
 def test_grouped_heads(lead: tuple[int, ...]) -> None:
     q, k, v = heads(*lead, B, 6), heads(*lead, B, 2), heads(*lead, B, 2)

@@ -229,6 +229,17 @@ def test_as_a_decorator(model: Model, x: Tensor) -> None:
         def generate() -> Any:
             yield model(x)
 
+    with pytest.raises(TypeError, match="runs after it has returned"):
+
+        @sketched()
+        async def generate_later() -> Any:
+            yield model(x)
+
+    with pytest.raises(TypeError, match="'Model' is a class; decorate its forward"):
+        sketched()(Model)
+    with pytest.raises(TypeError, match=r"as a decorator write `@skeinformer\.sketched\(\)`"):
+        sketched(run)  # type: ignore[arg-type]
+
 
 def test_a_scope_holds_for_its_thread(model: Model, x: Tensor) -> None:
     exact = model(x).detach()

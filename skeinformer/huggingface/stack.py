@@ -1,0 +1,48 @@
+"""The models of transformers that are being called: each is the `self` of a method on the stack."""
+
+import inspect
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+# of each model that was called, what in it attends by a configuration: to look at all modules takes too long
+_attending: WeakKeyDictionary[nn.Module, list[ref[nn.Module]]] = WeakKeyDictionary()
+
+
+def callers(frame: FrameType | None) -> Iterator[PreTrainedModel]:
+    """The models in whose methods we are, the innermost first."""
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), PreTrainedModel):
+            yield found
+        frame = frame.f_back
+
+
+def attending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that may attend by name: transformers chooses the attention by `module.config`."""
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "config", None), PreTrainedConfig):
+            yield name, module
+
+
+def refuse_eager(config: Any) -> None:
+    """Raise where a layer of the model that makes a mask was set to `eager`, which would add the mask as a number.
+
+    config: by which the mask is made. A part of another kind makes its own.
+    """
+    if torch.compiler.is_compiling() or (model := next(callers(inspect.currentframe()), None)) is None:
+        return
+    if model not in _attending:
+        _attending[model] = [ref(module) for _, module in attending(model)]
+    for found in _attending[model]:
+        module = found()
+        own: Any = getattr(module, "config", None)
+        if own is not config and type(own) is type(config) and own._attn_implementation == "eager":
+            raise ValueError(
+                f"a layer of {type(model).__name__}, a {type(module).__name__}, is set to 'eager', but masks are made "
+                f"for {config._attn_implementation!r}, and it would add them as numbers; set the layer to 'sdpa'"
+            )
