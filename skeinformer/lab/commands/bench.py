@@ -141,6 +141,8 @@ def measure(options: Bench, known: Sequence[Record], display: Filling) -> Iterat
     if options.contenders is not None:
         offer(options.contenders)
     if options.processes:
+        if options.device != "cpu":
+            raise ValueError(f"--processes runs on the CPU, not on {options.device}; leave out --device")
         yield from measure_processes(options, known, display.step, on_skip)
         return
     lengths = options.lengths or (PAPER_LENGTHS if options.peers or options.step else LENGTHS)

@@ -228,7 +228,7 @@ def _settings(task: Task, contender: Contender | None, ranks: int, threads: int)
         "options": "" if contender is None else contender.options_text,
         "label": EXACT_LABEL if contender is None else contender.label,
         "processes": ranks,
-        **task.sizes._asdict(),
+        **task.sizes.fields,
         "budget": task.budget if contender is not None and has_budget(contender) else None,
         "threads": threads,
         "mode": task.mode,
