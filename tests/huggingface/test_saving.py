@@ -101,7 +101,7 @@ def test_a_saved_model_loads_with_its_settings(name: str, method: str, options: 
             "has no option 'num_pilot'",
         ),
         ({"skeinformer": {"skein": {"method": "skeinformer", "budget": "x"}}}, "budget"),
-        ({"skeinformer": {"skein": {"method": ["x"]}}}, "'skein': the name of a attention is a string"),
+        ({"skeinformer": {"skein": {"method": ["x"]}}}, "'skein': attention is chosen by its name, a string"),
         ({"skeinformer": {"skein": [1]}}, "'skein' holds list, expected an object of settings"),
         ({"skeinformer": {"skein": {"budget": 3}}}, "'skein' holds the settings of skein-vmean, "),
         ({"skeinformer": {"skein": {"method": "cluster", "budget": 3}}}, "'skein' holds the settings of skein-cluster"),
