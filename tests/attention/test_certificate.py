@@ -204,7 +204,7 @@ def pretrained_ratio(n: int, layer: int, draws: int = 5) -> float:
 
 
 @pytest.mark.parametrize("layer", [0, 1, 3, 5])
-@pytest.mark.parametrize("n", [1024, 4096])
+@pytest.mark.parametrize("n", [1024, pytest.param(4096, marks=pytest.mark.slow)])
 def test_estimate_is_near_the_truth_on_a_pretrained_model(n: int, layer: int) -> None:
     """On the Python reference, or on the text file that SKEINFORMER_TEXT names (WikiText-2, for instance)."""
     assert 0.9 <= pretrained_ratio(n, layer) <= 1.1

@@ -22,6 +22,8 @@ from tests.helpers import (
     tensors,
 )
 
+SLOW = [pytest.mark.slow]
+
 
 class Backend:
     """Runs the captured graph as it is, forward and backward, and counts how often one is captured."""
@@ -116,7 +118,10 @@ def test_info_compiles() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("cluster", "skeinformer", "bigbird") else SLOW) for name in METHODS],
+)
 @pytest.mark.parametrize(
     "given", [pytest.param(True, id="noise given"), pytest.param(False, id="noise drawn", marks=pytest.mark.slow)]
 )

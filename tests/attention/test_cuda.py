@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 
 
-@pytest.mark.parametrize("names", [("cluster",), pytest.param(tuple(METHODS), marks=pytest.mark.slow)], ids=len)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("cluster",), tuple(METHODS)], ids=len)
 def test_everything_stays_on_the_device(names: tuple[str, ...]) -> None:
     """In a process of its own: an operation that such tensors do not have ends it."""
     command = [sys.executable, "-m", "tests.attention.fake_cuda", *names]

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.processes import OF_THE_POOL
+
 WORLD = 4
 TIMEOUT = 60  # seconds: nothing here takes as long, and a test that hangs must end
 
@@ -35,7 +37,12 @@ class Pool:
         made, self.pipes, self.processes = context(), [], []
         for rank in range(world):
             ours, theirs = made.Pipe()
-            process = made.Process(target=work, args=(theirs, rank, world, str(folder / "store"), timeout), daemon=True)
+            process = made.Process(
+                target=work,
+                args=(theirs, rank, world, str(folder / "store"), timeout),
+                name=f"{OF_THE_POOL}{rank}",
+                daemon=True,
+            )
             process.start()
             theirs.close()
             self.pipes.append(ours)

@@ -6,6 +6,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -85,5 +86,9 @@ def process_peak(device: torch.device) -> int:
     """The most bytes so far: on CUDA of tensors, as the allocator counts them; else resident, of the whole process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    status = Path("/proc/self/status")
+    if status.exists():  # what getrusage has there may be the peak of the process that started this one
+        (peak,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 2**10
     unit = 1 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

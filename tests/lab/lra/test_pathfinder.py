@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import multiprocessing
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from skeinformer.lab.lra.pathfinder import Drawing, PathfinderSettings, draw_image, generate
 from skeinformer.lab.lra.store import Example
+from tests.processes import children
 
 HARD = PathfinderSettings()
 SMALL = PathfinderSettings(image_size=16, paddles=4, distractors=2, distractor_paddles=2, seed_distance=5)
@@ -247,7 +247,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
         others, other_labels = together(generate(70, seed=5, workers=workers))
         np.testing.assert_array_equal(others, images)
         np.testing.assert_array_equal(other_labels, labels)
-    assert not multiprocessing.active_children()
+    assert not children()
 
 
 def test_examples_depend_on_seed_and_index_alone() -> None:
@@ -274,15 +274,15 @@ def test_an_example_is_the_image_row_by_row() -> None:
 def test_workers_end_when_the_iteration_is_left() -> None:
     examples = generate(100_000, seed=0, workers=2, settings=SMALL)
     next(examples)
-    assert multiprocessing.active_children()
+    assert children()
     examples.close()
-    assert not multiprocessing.active_children()
+    assert not children()
 
 
 def test_workers_end_with_an_error() -> None:
     with pytest.raises(ValueError, match="found no room for two snakes of 2 paddles in an image of 8 x 8 pixels"):
         list(generate(64, seed=0, workers=2, settings=PathfinderSettings(image_size=8, paddles=2)))
-    assert not multiprocessing.active_children()
+    assert not children()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Work by several processes comes in order, whatever their number, and leaves no process behind."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from skeinformer.lab.lra.workers import in_order
+from tests.processes import children
 
 ROOT = Path(__file__).parents[3]
 
@@ -37,15 +37,15 @@ def test_an_error_comes_after_what_stood_before_it(workers: int) -> None:
     assert len(list(islice(results, 50))) == 50
     with pytest.raises(ZeroDivisionError):
         next(results)
-    assert multiprocessing.active_children() == []
+    assert not children()
 
 
 def test_workers_end_with_the_iterator() -> None:
     results = in_order(numbers, workers=2)
     process = next(results)[1]
-    assert process in {child.pid for child in multiprocessing.active_children()}
+    assert process in {child.pid for child in children()}
     results.close()
-    assert multiprocessing.active_children() == []
+    assert not children()
 
 
 @pytest.mark.parametrize("wrong", [{"workers": 0}, {"piece": -1}])

@@ -1,7 +1,9 @@
 """Sizes of memory are read, and the largest micro-batch is found with few measurements."""
 
 import ctypes
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,8 @@ from skeinformer.lab.training.memory import (
     step_peak,
 )
 from skeinformer.lab.training.model import Classifier, ModelConfig
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -83,3 +87,15 @@ def test_freed_memory_is_kept_unless_the_user_has_settings(monkeypatch: pytest.M
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())  # another libc
     assert not keep_freed_memory()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not say it")
+def test_the_peak_is_that_of_the_process_and_not_of_its_parent() -> None:
+    program = """
+import torch
+from skeinformer.lab.training.memory import process_peak
+print(process_peak(torch.device("cpu")))
+"""
+    held = torch.ones(2**28)  # 1 GiB, which a fork hands on
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(result.stdout) < held.numel() * 4
