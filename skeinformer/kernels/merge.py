@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded, statistics_dtype
-from skeinformer.kernels.fused import attend, attend_backward, attend_with_normalizer
+from skeinformer.kernels.fused import attend, attend_backward, attend_with_normalizer, virtual_gradients
 from skeinformer.kernels.rows import batches, gather_rows, rows_left, write_rows_
 
 MANY = 1 / 6  # from this share of exact rows on, gathering the other rows is quicker than computing all
@@ -304,24 +304,6 @@ class Source(NamedTuple):
     log_weight: Tensor | None
 
 
-def _virtual_gradients(
-    gradient: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    weight: Tensor | None,
-    output: Tensor,
-    normalizer: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`attend_backward`; those of virtual keys and values, sums over many queries, may be wider than float16."""
-    if query.dtype != torch.float16:
-        return attend_backward(gradient, query, keys, values, weight, output, normalizer, scale)
-    dR, q, k, v, R = (x.float() for x in (gradient, query, keys, values, output))
-    d_query, d_keys, d_values = attend_backward(dR, q, k, v, weight, R, normalizer, scale)
-    return d_query.to(query.dtype), d_keys, d_values
-
-
 def merged_backward(
     gradient: Tensor,
     source: Source,
@@ -339,7 +321,7 @@ def merged_backward(
     assert query is not None
     assert output is not None
     of_others = gradient if rows is None else gather_rows(gradient, rows)
-    d_query, d_keys, d_values = _virtual_gradients(
+    d_query, d_keys, d_values = virtual_gradients(
         of_others, query, keys, values, kept.weight, output, kept.normalizer, scale
     )
     d_slope = None
