@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from skeinformer.attention.certificate import Info, estimate_error
+from skeinformer.attention.certificate import Info, bound_of_mean, estimate_error
 from skeinformer.attention.checks import Checks, alone, draw_checks, row_mass, rows_to_draw
 from skeinformer.attention.inputs import Inputs, default_scale, no_autocast, prepare
 from skeinformer.attention.pilots import KeptPilots, kept_pilots
@@ -111,5 +111,4 @@ def _upper(info: Info, statistic: str) -> float:
     """The bound for the worst example and head, or for the mean over them."""
     if statistic == "worst":
         return float(info.error_upper.max())
-    margin = (info.error_upper - info.error).square().sum().sqrt() / info.error.numel()
-    return float(info.error.mean() + margin)
+    return float(bound_of_mean(info))

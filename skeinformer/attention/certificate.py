@@ -89,6 +89,12 @@ def estimate_error(output: Tensor, checks: Checks, exact: Tensor, known: Known |
     return Info(*((x * unit)[..., 0] for x in (error, error_se, upper)))
 
 
+def bound_of_mean(info: Info) -> Tensor:
+    """A bound of the mean error of examples and heads, whose check rows are drawn independently: a number."""
+    margin = (info.error_upper - info.error).square().sum().sqrt() / info.error.numel()
+    return info.error.mean() + margin
+
+
 def _difference(output: Tensor, rows: Selection, exact: Tensor, dtype: torch.dtype) -> Tensor:
     return _real(gather_rows(output, rows.indices).to(dtype) - exact.to(dtype), rows)
 
