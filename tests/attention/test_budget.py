@@ -48,8 +48,8 @@ def test_smallest_power_of_two_that_meets_the_tolerance(statistic: str, toleranc
     assert d < 200
     errors = [relative_error(output, expected) for output in recorder.outputs]
     reached = [float(x.max() if statistic == "worst" else x.mean()) for x in errors]
-    assert recorder.asked[-3:] == [d] * 3
-    assert max(reached[-3:]) <= tolerance * (1 + 1e-5)
+    assert recorder.asked[-budget.NUM_DRAWS :] == [d] * budget.NUM_DRAWS
+    assert max(reached[-budget.NUM_DRAWS :]) <= tolerance * (1 + 1e-5)
     for size in {1, *recorder.asked} - {d}:
         assert max(x for x, asked in zip(reached, recorder.asked, strict=True) if asked == size) > tolerance * (
             1 - 1e-5
@@ -126,7 +126,7 @@ def test_easy_tolerance_asks_at_one_size() -> None:
     q, k, v = tensors(1, 2, 50, peak=0)
     recorder = Recorder()
     assert choose_budget(q, k, v, tolerance=0.5, attention=recorder, generator=generator()) == 1
-    assert recorder.asked == [1] * 3
+    assert recorder.asked == [1] * budget.NUM_DRAWS
 
 
 def test_one_key_needs_one_sample_and_no_warning() -> None:
