@@ -123,7 +123,7 @@ def test_examples_that_are_only_shown_parse_and_import_what_exists(page: Path) -
 def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     code = "\n".join(CODE.findall(page.read_text()))
-    assert set(re.findall(r"\bmake ([a-z][\w-]*)", code)) <= targets
+    assert set(re.findall(r"(?:^ *|`)make ([a-z][\w-]*)", code, re.MULTILINE)) <= targets
 
 
 @pytest.mark.parametrize("page", WITH_GUIDES, ids=name_of)

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import skeinformer
-from skeinformer import nn
+from skeinformer import distributed, nn
 from tests.lab.report.browsing import CHROMIUM, FLAGS, IN_BROWSER
 
 ROOT = Path(__file__).parent.parent
@@ -47,8 +48,8 @@ def test_every_public_name_is_in_the_reference() -> None:
 
     shown = re.findall(r"^::: (\S+)", (DOCS / "api.md").read_text(), re.MULTILINE)
     last = {name.rpartition(".")[2] for name in shown}
-    for module in (skeinformer, nn, huggingface):
-        assert set(module.__all__) - {"nn"} <= last, module.__name__
+    for module in (skeinformer, nn, huggingface, distributed):
+        assert {name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)} <= last, module
 
 
 needs_docs = pytest.mark.skipif(find_spec("zensical") is None, reason="needs the extra `docs`: make site installs it")
@@ -84,7 +85,9 @@ def test_every_page_is_built_and_names_no_other_host(site: Path) -> None:
     for name in entries(settings()["nav"]):
         html = (site / name).with_suffix(".html").read_text()
         assert re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://[^"]+', html) == [], name
+        assert "```" not in html, name  # every fence was read as one
         assert '<div class="doc' in html or name != "api.md"
+    assert not list(site.rglob("*.py"))
 
 
 def in_browser(test: Callable[..., None]) -> Callable[..., None]:
