@@ -37,7 +37,7 @@ docs: $(STAMP)  ## generate docs/methods.md from the registry
 site: $(DOCS_STAMP)  ## build the documentation into site/; open site/index.html
 	$(BIN)/python -m zensical build --clean --strict
 
-lock: $(STAMP)  ## write lock.txt and torch.txt anew from pyproject.toml and constraints.txt
+lock: $(STAMP)  ## write lock.txt, torch.txt and lock-docs.txt anew from pyproject.toml and constraints.txt
 	$(BIN)/python .ci/lock.py
 
 dist: $(STAMP)  ## build wheel and sdist twice, compare, check, and put them into dist/

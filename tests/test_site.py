@@ -61,7 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("site")
     for name in SOURCES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl"))
-    for name in ("mkdocs.yml", "CONTRIBUTING.md"):
+    for name in ("mkdocs.yml", "CONTRIBUTING.md", "SECURITY.md"):
         shutil.copy(ROOT / name, copy / name)
     for records in DOCS.rglob("*.jsonl"):  # links to them are checked, their contents are not needed
         (copy / records.relative_to(ROOT)).touch()
@@ -83,7 +83,10 @@ def browser() -> Iterator[Any]:
 @pytest.mark.slow
 def test_every_page_is_built_and_names_no_other_host(site: Path) -> None:
     for name in entries(settings()["nav"]):
-        html = (site / name).with_suffix(".html").read_text()
+        built = (site / name).with_suffix(".html")
+        html = built.read_text()
+        for link in re.findall(r'href="([^":#]+)["#]', html):
+            assert link.endswith(".py") or (built.parent / link).exists(), f"{name}: {link}"
         assert re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://[^"]+', html) == [], name
         assert "```" not in html, name  # every fence was read as one
         assert '<div class="doc' in html or name != "api.md"
