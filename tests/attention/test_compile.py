@@ -22,7 +22,10 @@ from tests.helpers import (
     tensors,
 )
 
-SLOW = [pytest.mark.slow]
+FEW = [
+    pytest.param(name, marks=[] if name in ("cluster", "skeinformer", "bigbird") else [pytest.mark.slow])
+    for name in METHODS
+]
 
 
 class Backend:
@@ -71,7 +74,7 @@ def test_equals_eager_with_gradients_and_compiles_once_for_all_masks(name: str) 
     assert backend.compilations == 1
 
 
-@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+@pytest.mark.parametrize("name", FEW)
 def test_drawing_compiles_too(name: str) -> None:
     """Without a generator the numbers come from torch's global state, inside the graph; without masks too."""
     q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, 9, dtype=torch.float32))
@@ -118,10 +121,7 @@ def test_info_compiles() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in ("cluster", "skeinformer", "bigbird") else SLOW) for name in METHODS],
-)
+@pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize(
     "given", [pytest.param(True, id="noise given"), pytest.param(False, id="noise drawn", marks=pytest.mark.slow)]
 )

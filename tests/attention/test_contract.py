@@ -87,7 +87,7 @@ def test_output_is_memory_of_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(VARIANTS) - WEIGHTS_MOVE))
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradcheck(name: str, masked: bool) -> None:
     q, k, v = inputs_for(name, 1, 2, 4, 5, p=2, p_v=3, seed=3)
     module = VARIANTS[name].build(budget=3, head_dim=2)
