@@ -82,9 +82,9 @@ def estimate_error(output: Tensor, checks: Checks, exact: Tensor, known: Known |
     variance = _spread(root(left), (1 - checks.chance).where(checks.live, 0)) * (size - 1) / size.clamp(min=1)
     doubt = (checks.chance < 1).any(-1, keepdim=True)
     error_se = variance.sqrt() * (1 + WIDER / size.clamp(min=1).sqrt())
-    error_se = error_se.where(size > 1, torch.inf).where(doubt, 0)
-    upper = error * (BOUND * error_se / error).exp()
-    upper = upper.where(error > 0, error_se)
+    error_se = error_se.where((size > 1) & ~error_se.isnan(), torch.inf).where(doubt, 0)
+    upper = (error * (BOUND * error_se / error).exp()).where(error > 0, error_se)
+    upper = upper.where(error.isfinite(), torch.inf)
     unit = (of_missed / of_norm)[..., 0]  # (b, h, 1)
     return Info(*((x * unit)[..., 0] for x in (error, error_se, upper)))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skeinformer import SkeinNoise, cluster_attention, skein_attention
-from skeinformer.attention.certificate import BOUND, WIDER
+from skeinformer.attention.certificate import BOUND, WIDER, estimate_error
 from skeinformer.attention.checks import alone, draw_checks, row_mass
 from skeinformer.attention.inputs import FOR_CHECKS, prepare, settle_noise
 from skeinformer.noise import from_seed
@@ -310,3 +310,17 @@ def test_check_rows_do_not_depend_on_the_noise_that_is_given() -> None:
     ours = settle_noise(lambda q, k, rand: (rand(400),), prepare(q, k, v), (noise,))[1](400)
     ranks, others = (x[0, 0].argsort().argsort().double() for x in (noise, ours))
     assert abs(torch.corrcoef(torch.stack([ranks, others]))[0, 1]) < 0.2
+
+
+def test_an_error_beyond_all_numbers_is_infinite_and_never_nan() -> None:
+    """Exact rows that are 0 where the output is not, all of them or all but one."""
+    q, k, v = (x.detach() for x in tensors(1, 1, 40))
+    inputs = prepare(q, k, v)
+    checks = draw_checks(torch.rand(1, 1, 40, generator=generator()), torch.full((1, 1, 40), 1 / 40), 4)
+    exact = torch.zeros(1, 1, 4, 4, dtype=torch.float64)
+    info = estimate_error(torch.ones_like(inputs.query), checks, exact, None)
+    assert info.error.item() == info.error_se.item() == info.error_upper.item() == math.inf
+    exact[..., 0, :] = 1
+    info = estimate_error(torch.ones_like(inputs.query), checks, exact, None)
+    assert info.error.isfinite().all()
+    assert info.error_se.item() == info.error_upper.item() == math.inf
