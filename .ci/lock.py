@@ -3,7 +3,8 @@
     .venv/bin/python .ci/lock.py        # with the index that pip is configured with
 
 Versions come from constraints.txt where it names them. torch, whose builds differ by index, has a file of its own,
-torch.txt. The files name no index: a hash holds wherever a wheel comes from.
+torch.txt, and so has what only `make site` takes, lock-docs.txt. The files name no index: a hash holds wherever a
+wheel comes from.
 """
 
 import json
@@ -16,15 +17,17 @@ ROOT = Path(__file__).parent.parent
 LOCK = """# Everything that `make install` takes on Linux, x86_64, Python 3.11, with the sha256 of each wheel.
 # pip refuses any other file. Made by .ci/lock.py from pyproject.toml and constraints.txt.
 """
+DOCS = """# What `make site` takes beside lock.txt, in the same form. Made by .ci/lock.py.
+"""
 TORCH = """# The CPU build of torch. Where the index offers another build of this version, `make install` says so and
 # takes it by its version, unless it is called as `make install STRICT=1`.
 """
 
 
-def resolved() -> dict[str, tuple[str, str]]:
-    """Name -> version and sha256 of what pip would install for all extras into an empty environment."""
+def resolved(extras: str) -> dict[str, tuple[str, str]]:
+    """Name -> version and sha256 of what pip would install for these extras into an empty environment."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
-    command += ["--only-binary", ":all:", "--constraint", "constraints.txt", "--editable", ".[all]"]
+    command += ["--only-binary", ":all:", "--constraint", "constraints.txt", "--editable", f".[{extras}]"]
     report = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
     found = {}
     for item in report["install"]:
@@ -40,11 +43,13 @@ def line(name: str, version: str, digest: str) -> str:
 
 
 def main() -> None:
-    found = resolved()
-    if "torchvision" in found:
+    found, with_docs = resolved("all"), resolved("all,docs")
+    docs = {name: with_docs[name] for name in with_docs.keys() - found.keys()}
+    if "torchvision" in with_docs:
         sys.exit("torchvision would be installed, which nothing here may need")
     (ROOT / "torch.txt").write_text(TORCH + line("torch", *found.pop("torch")))
     (ROOT / "lock.txt").write_text(LOCK + "".join(line(name, *found[name]) for name in sorted(found)))
+    (ROOT / "lock-docs.txt").write_text(DOCS + "".join(line(name, *docs[name]) for name in sorted(docs)))
 
 
 if __name__ == "__main__":

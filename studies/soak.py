@@ -155,7 +155,9 @@ def run_soak(options: Soak, console: Console | None = None) -> None:
         if settings in done:
             console.print(f"{name}: done before")
             continue
-        append(path, {**settings, **run_part(name, part, settings, console), "started": now(), **facts})
+        found = run_part(name, part, settings, console)
+        if found["tried"]:  # else there was nothing to run
+            append(path, {**settings, **found, "started": now(), **facts})
     rows = latest_rows(read_known(path))
     print_whole(console, plain_table(HEADINGS, rows))
     if options.page is not None and page is not None:

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
+LOCKS = ("lock.txt", "torch.txt", "lock-docs.txt")
 LINE = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)==(?P<version>[0-9][^ +]*) --hash=sha256:[0-9a-f]{64}")
 
 
@@ -23,6 +24,12 @@ def locked(name: str) -> dict[str, str]:
     return {match["name"]: match["version"] for match in found if match is not None}
 
 
+def every_lock() -> dict[str, str]:
+    locks = [locked(name) for name in LOCKS]
+    assert sum(map(len, locks)) == len({name for lock in locks for name in lock})  # each package is in one of them
+    return {name: version for lock in locks for name, version in lock.items()}
+
+
 def constrained() -> dict[str, str]:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     pairs = (line.split("==") for line in lines)
@@ -30,7 +37,7 @@ def constrained() -> dict[str, str]:
 
 
 def test_the_lock_has_the_versions_of_the_constraints() -> None:
-    lock = locked("lock.txt") | locked("torch.txt")
+    lock = every_lock()
     differing = {n: (lock[n], version) for n, version in constrained().items() if n in lock and lock[n] != version}
     assert not differing
     assert "torchvision" not in lock
@@ -40,12 +47,12 @@ def test_the_lock_has_all_that_the_extras_name() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
     names = {canonicalize_name(Requirement(line).name) for line in named} - {"skeinformer"}
-    assert names <= locked("lock.txt").keys() | locked("torch.txt").keys()
+    assert names <= every_lock().keys()
 
 
 def test_the_lock_has_all_that_is_required() -> None:
     """Of what is installed here, nothing that the locked packages require is missing from the lock."""
-    lock = locked("lock.txt") | locked("torch.txt")
+    lock = every_lock()
     for distribution in distributions():
         name = canonicalize_name(distribution.metadata["Name"])
         if name in lock:
@@ -55,7 +62,7 @@ def test_the_lock_has_all_that_is_required() -> None:
                     assert canonicalize_name(requirement.name) in lock, f"{name} requires {requirement.name}"
 
 
-@pytest.mark.parametrize("name", ["lock.txt", "torch.txt", "weights.txt", "constraints.txt", "Makefile"])
+@pytest.mark.parametrize("name", [*LOCKS, "weights.txt", "constraints.txt", "Makefile"])
 def test_no_index_is_named(name: str) -> None:
     assert not re.search(r"https?://|index-url|find-links", (ROOT / name).read_text())
 

@@ -1,7 +1,8 @@
 """Every attention behind one interface: METHODS is the one table, `build` makes a module from a name."""
 
-from skeinformer.attention.base import Attention, Info
+from skeinformer.attention.base import Attention
 from skeinformer.attention.budget import choose_budget
+from skeinformer.attention.certificate import Info
 from skeinformer.attention.cluster import Cluster, ClusterInfo, ClusterNoise, cluster_attention
 from skeinformer.attention.methods import METHODS, Method, build
 from skeinformer.attention.skein import Skeinformer, SkeinInfo, SkeinNoise, skein_attention

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, 
 import torch
 from torch import Tensor, nn
 
-from skeinformer.attention.certificate import draw_checks, estimate_error
+from skeinformer.attention.certificate import Info, Known, estimate_error
+from skeinformer.attention.checks import alone, draw_checks, row_mass, rows_to_draw
 from skeinformer.attention.inputs import Inputs, Noise, default_scale, no_autocast, prepare, settle_noise
 from skeinformer.attention.inside import set_inside
 from skeinformer.attention.pilots import Pilots
@@ -16,9 +17,10 @@ from skeinformer.attention.run import run, run_alone
 from skeinformer.attention.sharded.call import attend_over_group, function_over_group
 from skeinformer.attention.sharded.settle import Along, Call
 from skeinformer.attention.sharded.trace import SharedTrace
-from skeinformer.attention.virtual_keys import from_mask
+from skeinformer.attention.virtual_keys import attend, from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.group import Group
+from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand, from_generator
 from skeinformer.registry import check_count, check_number, check_options
 
@@ -39,21 +41,10 @@ class Trace(NamedTuple):
 
     pilots: Pilots | None = None
     """Rows that are known exactly."""
-    ranks: Tensor | None = None  # (b, h, n)
-    """The uniform numbers whose first ranks the pilots are; the next are the check rows."""
-    spent: Tensor | None = None  # (b, 1, 1)
-    """How many of the last ranks decided something, and are no check rows."""
     found: Any = None
     """What `describe` shows."""
     shared: SharedTrace | None = None
     """Where the tokens are shares: how `found` is made of what all ranks know."""
-
-
-class Info(NamedTuple):
-    """How far off the output is."""
-
-    error: Tensor  # (b, h) estimated relative Frobenius error of the output
-    error_se: Tensor  # (b, h) its standard error
 
 
 class Attention(nn.Module):
@@ -190,8 +181,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Any]:
         """What a call returns, to the bit, and how far it is from softmax(s Q K^T) V: `num_checks` exact rows tell.
 
-        Rows that decided something are no check rows, so that there may be fewer. The target is softmax attention for
-        every method, also for those that approximate another (reformer, linear_transformer).
+        The target is softmax attention for every method, also for those that approximate another (reformer,
+        linear_transformer).
         """
         check_count("num_checks", num_checks)
         if self.group is not None:
@@ -270,9 +261,9 @@ class Attention(nn.Module):
         return None
 
     @staticmethod
-    def describe(inputs: Inputs, trace: Trace, options: Any, error: Tensor, error_se: Tensor) -> Any:
+    def describe(inputs: Inputs, trace: Trace, options: Any, info: Info) -> Any:
         """What `certify` returns beside the output."""
-        return Info(error, error_se)
+        return info
 
     def extra_repr(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.options._asdict().items())
@@ -285,18 +276,19 @@ def certificate(
 ) -> Any:
     """What `kind` says of its output, with the error that `num_checks` more exact rows show."""
     query, key, value, key_mask, query_mask = inputs
-    ranks = rand(query.shape[-2]) if trace.ranks is None else trace.ranks
-    num_pilots = 0 if trace.pilots is None else trace.pilots.rows.indices.shape[-1]
-    checks = draw_checks(ranks, query_mask, num_pilots, num_checks, trace.spent)
     scale = default_scale(query, getattr(options, "scale", None))
-    source = from_mask(key, value, key_mask)
+    known = None if trace.pilots is None else Known(trace.pilots.rows, trace.pilots.output)
+    candidates = rows_to_draw(query, query_mask, None if known is None else known.rows.indices)
     before = set_inside(True)
     try:
         with no_autocast(query.device):
-            error, error_se = estimate_error(output, query, query_mask, source, checks, trace.pilots, scale)
+            mass = row_mass(inputs, output, candidates, scale, alone(inputs))
+            checks = draw_checks(rand(query.shape[-2]), mass, num_checks)
+            exact = attend(gather_rows(query, checks.indices), from_mask(key, value, key_mask), scale)
+            info = estimate_error(output, checks, exact, known)
     finally:
         set_inside(before)
-    return kind.describe(inputs, trace, options, error, error_se)
+    return kind.describe(inputs, trace, options, info)
 
 
 class Function(Protocol[I_co]):

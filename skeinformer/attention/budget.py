@@ -7,9 +7,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from skeinformer.attention.inputs import prepare
+from skeinformer.attention.certificate import Info, bound_of_mean, estimate_error
+from skeinformer.attention.checks import Checks, alone, draw_checks, row_mass, rows_to_draw
+from skeinformer.attention.inputs import Inputs, default_scale, no_autocast, prepare
+from skeinformer.attention.pilots import KeptPilots, kept_pilots
 from skeinformer.attention.skein import skein_attention
-from skeinformer.registry import check_choice, check_number
+from skeinformer.attention.virtual_keys import attend, from_mask
+from skeinformer.kernels.rows import gather_rows
+from skeinformer.noise import from_generator
+from skeinformer.registry import check_choice, check_count, check_number
+
+NUM_CHECKS = 64  # rows that all sizes are judged by: they are computed once
+NUM_DRAWS = 8  # of the sketch, that have to meet the tolerance: so the next exceeds it with at most 8^8 / 9^9 = 0.043
+
+Judge = tuple[Checks, Tensor]  # check rows, and these rows of exact attention, (b, h, C, p_v)
 
 
 def choose_budget(
@@ -21,43 +32,83 @@ def choose_budget(
     statistic: Literal["worst", "mean"] = "worst",
     attention: Callable[..., Any] = skein_attention,
     generator: torch.Generator | None = None,
+    num_checks: int = NUM_CHECKS,
     **options: Any,
 ) -> int:
-    """The smallest power of two d whose estimated relative error plus two standard errors is at most `tolerance`.
+    """The smallest power of two d for which `error_upper`, of eight draws of the sketch, is at most `tolerance`.
 
-    The estimate is the certificate's, of the worst example and head, or of their mean. `options` go to `attention`:
+    The bound is that of the certificate, of the worst example and head, or of their mean. `options` go to `attention`:
     masks, pilots and the rest. Where no d below the number of keys will do, warns and returns that number.
-    Time: that of `attention` with its certificate at each d = 1, 2, 4, ... up to the answer.
+    Time: that of `attention` at each d = 1, 2, 4, ... up to the answer, and again where it meets the tolerance.
+    `num_checks` exact rows are computed once for all sizes, and so is each pilot row.
     """
     if not check_number("tolerance", tolerance, "above 0, a relative error such as 0.1") > 0:
         raise ValueError(f"tolerance must be above 0, a relative error such as 0.1, got {tolerance}")
     check_choice("statistic", statistic, ("worst", "mean"))
+    check_count("num_checks", num_checks)
     for reserved in ("budget", "return_info", "noise"):
         if reserved in options:
             raise TypeError(f"choose_budget sets {reserved!r} itself; leave it out")
     if options.get("group") is not None:
         raise ValueError("choose_budget works in one process, on tokens that are all here; leave the group out")
-    prepare(query, key, value)
+    inputs = prepare(query, key, value, options.get("key_mask"), options.get("query_mask"))
+    device = query.device if generator is None else generator.device
+    seeds = torch.randint(2**62, (1 + NUM_DRAWS,), generator=generator, device=device).tolist()
+    draws = [Draw(attention, (query, key, value), options, seed) for seed in seeds[1:]]
+    judge: Judge | None = None
     d, n, reached = 1, key.shape[-2], float("inf")
     while d < n:
-        with torch.no_grad():
-            _, info = attention(query, key, value, budget=d, return_info=True, generator=generator, **options)
-        reached = _upper(info.error, info.error_se, statistic)
-        if reached <= tolerance:
+        for draw in draws:  # the next only where this one meets the tolerance
+            output = draw(d)
+            judge = judge or make_judge(inputs, output, seeds[0], num_checks, options.get("scale"))
+            reached = _upper(estimate_error(output, *judge, None), statistic)
+            if not reached <= tolerance:
+                break
+        else:
             return d
         d *= 2
     if n == 1:
         return 1
     warnings.warn(
-        f"no power of two below n = {n} meets the tolerance {tolerance:g}: the largest, {d // 2}, reached "
-        f"{reached:.3g} ({statistic} error plus two standard errors); returning {n}, all of the keys",
+        f"no power of two below n = {n} meets the tolerance {tolerance:g}: for the largest, {d // 2}, the {statistic} "
+        f"error is at most {reached:.3g} with 95 % confidence; returning {n}, all of the keys",
         stacklevel=2,
     )
     return n
 
 
-def _upper(error: Tensor, error_se: Tensor, statistic: str) -> float:
-    """The estimate plus two standard errors, of the worst example and head or of the mean over them."""
+class Draw:
+    """An attention whose draws are the same at every size, and begin alike: each pilot row is computed once."""
+
+    def __init__(self, attention: Callable[..., Any], tensors: tuple[Tensor, ...], options: Any, seed: int) -> None:
+        self.attention, self.tensors, self.options, self.seed = attention, tensors, options, seed
+        self.pilots = KeptPilots()
+
+    @torch.no_grad()
+    def __call__(self, budget: int) -> Tensor:
+        generator = torch.Generator(self.tensors[0].device).manual_seed(self.seed)
+        with kept_pilots(self.pilots):
+            output: Tensor = self.attention(*self.tensors, budget=budget, generator=generator, **self.options)
+        return output
+
+
+@torch.no_grad()
+def make_judge(inputs: Inputs, output: Tensor, seed: int, size: int, scale: float | None) -> Judge:
+    """Check rows, drawn from all real rows by what is guessed of some output, and these rows of exact attention."""
+    query, key, value, key_mask, query_mask = inputs
+    scale = default_scale(query, scale)
+    generator = torch.Generator(query.device).manual_seed(seed)
+    u = from_generator((query.shape[0], query.shape[1]), generator=generator, device=query.device)(query.shape[-2])
+    with no_autocast(query.device):
+        checks = draw_checks(
+            u, row_mass(inputs, output, rows_to_draw(query, query_mask, None), scale, alone(inputs)), size
+        )
+        exact = attend(gather_rows(query, checks.indices), from_mask(key, value, key_mask), scale)
+    return checks, exact
+
+
+def _upper(info: Info, statistic: str) -> float:
+    """The bound for the worst example and head, or for the mean over them."""
     if statistic == "worst":
-        return float((error + 2 * error_se).max())
-    return float(error.mean() + 2 * error_se.square().sum().sqrt() / error_se.numel())
+        return float(info.error_upper.max())
+    return float(bound_of_mean(info))

@@ -1,13 +1,17 @@
-"""The certificate: an estimate of the error of an attention output, from rows that nothing else depends on.
+"""The certificate: how far an output is off, estimated from a few exact rows that nothing else depends on.
 
-Check rows are drawn uniformly from the real queries that are not pilots (the next ranks of the pilots' noise) and
-computed exactly. They choose no columns and enter no output, so they see the error as any other such row does. The
-error of the P pilot rows among the m real ones is known, 0 where they are reused:
+Rows are of two kinds: pilots, whose error is known (0 where they are written over the output), and the others, of which
+some are drawn and computed exactly: `checks.py` says how. With lambda_j the chance that row j had to be drawn,
 
-    error^2 = (sum_pilots |R_j - E_j|^2 + (m - P) mean_checks |R_j - E_j|^2) / (m mean_{pilots and checks} |E_j|^2)
+    missed = sum_pilots |R_j - E_j|^2 + sum_checks |R_j - E_j|^2 / lambda_j
+    norm   = sum_pilots |E_j|^2 + (number of others) (sum_checks |E_j|^2 / lambda_j) / (sum_checks 1 / lambda_j)
 
-estimates |R - BV|_F^2 / |BV|_F^2 per example and head. The standard error is the jackknife's over checks and pilots,
-with finite population corrections: a check of every row leaves no doubt.
+and error^2 = missed / norm estimates |R - BV|_F^2 / |BV|_F^2 for each example and head. `missed` has the right mean
+whatever the errors are, as the draw is independent of all that decided the output.
+
+The standard error is the jackknife's over the checks: rows that were certain to be drawn leave no doubt, and a check of
+every row leaves none at all. Few rows of a skewed distribution show too little of its spread, so it is widened by
+1 + 2.5 / sqrt(number of checks); docs/certificate.md has what two of it and the bound then cover.
 """
 
 from typing import NamedTuple
@@ -15,124 +19,107 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skeinformer.attention.pilots import Pilots
-from skeinformer.attention.selection import Selection, uniform_rows
-from skeinformer.attention.virtual_keys import VirtualKeys, attend
+from skeinformer.attention.checks import Checks
+from skeinformer.attention.selection import Selection
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.rows import gather_rows
 
-
-class Rows(NamedTuple):
-    """Squared norms of some exact rows and of what the output misses of them; 0 in empty slots."""
-
-    missed: Tensor  # (b, h, k), |R_j - E_j|^2
-    norm: Tensor  # (b, h, k), |E_j|^2
-    live: Tensor  # (b, h, k)
-
-    @property
-    def size(self) -> Tensor:
-        return self.live.sum(-1, keepdim=True).to(self.norm.dtype)  # (b, h, 1)
+WIDER = 2.5  # by this over the root of the number of checks is the jackknife's standard error too small
+BOUND = 2.25  # standard errors of log(error) between the estimate and the bound
 
 
-def draw_checks(
-    u: Tensor, mask: Tensor | None, num_pilots: int, num_checks: int, spent: Tensor | None = None
-) -> Selection:
-    """The ranks of u after the first `num_pilots`: (b, h, num_checks), or as many as there are rows.
+class Info(NamedTuple):
+    """How far off the output is."""
 
-    The last `spent` ranks, (b, 1, 1), decided something else and are not among them, unless all rows are checked:
-    then the error is known, and nothing is inferred from a part.
-    """
-    ranked = uniform_rows(u, mask, num_pilots + num_checks)
-    indices, live = ranked.indices[..., num_pilots:], ranked.live[..., num_pilots:]
-    return Selection(indices, live & not_spent(live, num_pilots, num_checks, count_real(u, mask), spent))
+    error: Tensor  # (b, h) estimated relative Frobenius error of the output
+    error_se: Tensor  # (b, h) its standard error
+    error_upper: Tensor  # (b, h) the true error is below this in at least 93 of 100 draws of the check rows
 
 
-def not_spent(live: Tensor, num_pilots: int, num_checks: int, real: Tensor, spent: Tensor | None) -> Tensor:
-    """Which of the ranks after the pilots', (b, h, num_checks), may be checked, of `real` rows, (b, 1, 1)."""
-    if spent is None:
-        return torch.ones_like(live)
-    rank = num_pilots + torch.arange(live.shape[-1], device=live.device)
-    return (rank < real - spent) | (num_pilots + num_checks >= real)
+class Known(NamedTuple):
+    """Rows that are known exactly."""
+
+    rows: Selection  # (b, h, k)
+    exact: Tensor  # (b, h, k, p_v)
 
 
-def count_real(u: Tensor, mask: Tensor | None) -> Tensor:
-    """The number of real rows, (b, 1, 1); (1, 1, 1) without a mask."""
-    if mask is None:
-        return torch.full((1, 1, 1), u.shape[-1], device=u.device)
-    return mask.sum(-1, keepdim=True)
+class Sums(NamedTuple):
+    """Sums over check rows, each with the weight 1 / lambda_j: (b, h, 1), or (b, h, C) without one of them."""
+
+    missed: Tensor
+    norm: Tensor
+    weight: Tensor
 
 
 @torch.no_grad()
-def estimate_error(
-    output: Tensor,
-    query: Tensor,
-    query_mask: Tensor | None,
-    source: VirtualKeys,
-    checks: Selection,
-    pilots: Pilots | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """(error, standard error), each (b, h), of an output whose exact counterpart is attention over `source`.
+def estimate_error(output: Tensor, checks: Checks, exact: Tensor, known: Known | None) -> Info:
+    """The error of an output whose rows `checks` should be `exact`, (b, h, C, p_v), and `known` as they say.
 
-    Time O(C n p) for C checks. The standard error is inf where a single check row stands for several.
+    Squares are taken in units of the largest number. error_se and error_upper are inf where one row stands for several.
     """
-    queries = gather_rows(query, checks.indices)  # (b, h, C, p), none where all rows are pilots
-    exact = attend(queries, source, scale) if queries.shape[-2] else gather_rows(output, checks.indices)
-    return error_of_rows(output, checks, exact, pilots, count_real(query[..., 0], query_mask))
+    dtype, weight = statistics_dtype(exact), (1 / checks.chance).where(checks.live, 0)  # (b, h, C)
+    rows = Selection(checks.indices, checks.live)
+    differences, norms = [_difference(output, rows, exact, dtype)], [_real(exact.to(dtype), rows)]
+    if known is not None:
+        differences.append(_difference(output, known.rows, known.exact, dtype))
+        norms.append(_real(known.exact.to(dtype), known.rows))
+    of_missed, of_norm = _unit(differences), _unit(norms)  # (b, h, 1, 1)
+    missed, norm = ([_squares(x / unit) for x in parts] for parts, unit in ((differences, of_missed), (norms, of_norm)))
+    of_known = [torch.zeros_like(x[-1][..., :1]) if known is None else _total(x[-1]) for x in (missed, norm)]
+
+    each = Sums(weight * missed[0], weight * norm[0], weight)
+    size = _total(checks.live).to(dtype)  # (b, h, 1)
+
+    def root(sums: Sums) -> Tensor:
+        total = of_known[0] + sums.missed
+        ratio = total / (of_known[1] + checks.candidates * sums.norm / sums.weight.where(sums.weight > 0, 1))
+        return ratio.clamp(min=0).sqrt().where(total > 0, 0)
+
+    sums = Sums(*map(_total, each))
+    error = root(sums)
+    left = Sums(*(total - x for total, x in zip(sums, each, strict=True)))  # without one row
+    left = left._replace(missed=left.missed.clamp(min=0) * size / (size - 1).clamp(min=1))
+    variance = _spread(root(left), (1 - checks.chance).where(checks.live, 0)) * (size - 1) / size.clamp(min=1)
+    doubt = (checks.chance < 1).any(-1, keepdim=True)
+    error_se = variance.sqrt() * (1 + WIDER / size.clamp(min=1).sqrt())
+    error_se = error_se.where((size > 1) & ~error_se.isnan(), torch.inf).where(doubt, 0)
+    upper = (error * (BOUND * error_se / error).exp()).where(error > 0, error_se)
+    upper = upper.where(error.isfinite(), torch.inf)
+    unit = (of_missed / of_norm)[..., 0]  # (b, h, 1)
+    return Info(*((x * unit)[..., 0] for x in (error, error_se, upper)))
 
 
-def error_of_rows(
-    output: Tensor, checks: Selection, exact: Tensor, pilots: Pilots | None, real: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same from the exact check rows, (b, h, C, p_v), of `real` rows in all, (b, 1, 1)."""
-    known = exact if pilots is None else torch.cat([exact, pilots.output], -2)
-    unit = known.to(statistics_dtype(known)).abs().amax((-2, -1), keepdim=True)  # in it squares are of moderate size
-    unit = unit.where(unit > 0, 1)
-    checked = _compare(output, checks, exact, unit)
-    piloted = Rows(*(x[..., :0] for x in checked))
-    if pilots is not None:
-        piloted = _compare(output, pilots.rows, pilots.output, unit)
-    m = real.to(unit.dtype).expand_as(checked.size)
-    rest = m - piloted.size  # (b, h, 1), rows that are not pilots
-    error, from_checks, from_pilots = _jackknife(checked, piloted, rest)
-    variance = (1 - checked.size / rest) * from_checks
-    variance = variance.where(checked.size < rest, 0) + (1 - (checked.size + piloted.size) / m) * from_pilots
-    return error[..., 0].where(m[..., 0] > 0, 0), variance[..., 0].clamp(min=0).sqrt().where(m[..., 0] > 0, 0)
+def bound_of_mean(info: Info) -> Tensor:
+    """A bound of the mean error of examples and heads, whose check rows are drawn independently: a number."""
+    margin = (info.error_upper - info.error).square().sum().sqrt() / info.error.numel()
+    return info.error.mean() + margin
 
 
-def _compare(output: Tensor, rows: Selection, exact: Tensor, unit: Tensor) -> Rows:
-    exact = exact.to(unit.dtype) / unit
-    missed = gather_rows(output, rows.indices).to(unit.dtype) / unit - exact
-    return Rows(_squared_norm(missed, rows.live), _squared_norm(exact, rows.live), rows.live)
+def _difference(output: Tensor, rows: Selection, exact: Tensor, dtype: torch.dtype) -> Tensor:
+    return _real(gather_rows(output, rows.indices).to(dtype) - exact.to(dtype), rows)
 
 
-def _squared_norm(x: Tensor, live: Tensor) -> Tensor:
-    return x.square().sum(-1).where(live, 0)
+def _real(x: Tensor, rows: Selection) -> Tensor:
+    """0 in the rows of empty slots."""
+    return x.where(rows.live[..., None], 0)
 
 
-def _jackknife(checked: Rows, piloted: Rows, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The error, and its variance as the checks and as the pilots are a sample: each (b, h, 1).
+def _unit(parts: list[Tensor]) -> Tensor:
+    """The largest number of all parts, 1 for 0: (b, h, 1, 1)."""
+    largest = torch.cat([x.abs().flatten(-2) for x in parts], -1).amax(-1)[..., None, None]
+    return largest.where(largest > 0, 1)
 
-    The checks stand for `rest` rows; the pilots enter the numerator with what is known of them.
-    """
-    count = checked.size + piloted.size
-    known = piloted.missed.sum(-1, keepdim=True)
-    missed = checked.missed.sum(-1, keepdim=True)
-    norm = checked.norm.sum(-1, keepdim=True) + piloted.norm.sum(-1, keepdim=True)
 
-    def root(missed: Tensor, num_checks: Tensor, norm: Tensor, count: Tensor) -> Tensor:
-        total = known + rest * missed / num_checks.clamp(min=1)
-        ratio = total / (rest + piloted.size) / (norm / count)
-        return ratio.clamp(min=0).sqrt().where(total != 0, 0)
+def _squares(x: Tensor) -> Tensor:
+    return x.square().sum(-1)
 
-    def variance(without: Tensor, rows: Rows) -> Tensor:
-        mean = without.where(rows.live, 0).sum(-1, keepdim=True) / rows.size
-        spread = (without - mean).square().where(rows.live, 0).sum(-1, keepdim=True)
-        return spread * (rows.size - 1) / rows.size
 
-    error = root(missed, checked.size, norm, count)
-    without_check = root(missed - checked.missed, checked.size - 1, norm - checked.norm, count - 1)
-    without_pilot = root(missed, checked.size, norm - piloted.norm, count - 1)
-    from_checks = variance(without_check, checked).where(checked.size > 1, torch.inf)
-    from_pilots = variance(without_pilot, piloted).where(piloted.size > 1, 0)
-    return error, from_checks, from_pilots
+def _total(x: Tensor) -> Tensor:
+    return x.sum(-1, keepdim=True)
+
+
+def _spread(x: Tensor, weight: Tensor) -> Tensor:
+    """The weighted sum of squared distances from the weighted mean: (..., k) -> (..., 1)."""
+    total = _total(weight)
+    mean = _total(weight * x) / total.where(total > 0, 1)
+    return _total(weight * (x - mean).square())

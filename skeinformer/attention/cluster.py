@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.attention.base import NUM_CHECKS, Attention, Trace, as_function
-from skeinformer.attention.certificate import count_real
-from skeinformer.attention.clusters import ASKED, ClusterMerge, Clusters, merge_clusters, query_metric
+from skeinformer.attention.base import Attention, Trace, as_function
+from skeinformer.attention.certificate import Info
+from skeinformer.attention.clusters import ASKED, SPARED, ClusterMerge, Clusters, merge_clusters, query_metric
 from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.operation import OPERATIONS, Operation, as_operation
 from skeinformer.attention.pilots import Pilots, compute_pilots
@@ -49,7 +49,7 @@ class ClusterOptions(NamedTuple):
 class ClusterNoise(NamedTuple):
     """Uniform numbers in (0, 1)."""
 
-    pilots: Tensor  # (b, h, n): the first ranks are the pilots, then the check rows; the last make the metric
+    pilots: Tensor  # (b, h, n): the first ranks are the pilots, the last make the metric
     centers: Tensor  # (b, h, n_k): Gumbel noise of the first centers
 
 
@@ -62,6 +62,7 @@ class ClusterInfo(NamedTuple):
     factor: Tensor  # (b, h) of the linear term
     error: Tensor  # (b, h) estimated relative Frobenius error of the output
     error_se: Tensor  # (b, h) its standard error
+    error_upper: Tensor  # (b, h) a bound of the error
 
 
 QUALITIES: dict[str, tuple[int, int, int]] = {"fast": (16, 16, 1), "accurate": (128, 64, 1)}  # clusters, pilots, steps
@@ -69,10 +70,8 @@ QUALITIES: dict[str, tuple[int, int, int]] = {"fast": (16, 16, 1), "accurate": (
 
 def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions) -> tuple[Tensor, Trace]:
     """Pilots, clusters, attention over them, on checked inputs."""
-    output, (pilots, clusters, spent) = attend_merged(
-        plan_clusters(inputs, noise, options, recorded(inputs.key, inputs.value))
-    )
-    return output, Trace(pilots, noise[0], spent, (pilots, clusters))
+    output, found = attend_merged(plan_clusters(inputs, noise, options, recorded(inputs.key, inputs.value)))
+    return output, Trace(found[0], found)
 
 
 def plan_clusters(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions, with_gradients: bool) -> Plan:
@@ -82,11 +81,11 @@ def plan_clusters(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions, 
     source = from_mask(key, value, key_mask)
     d, num_pilots, num_steps = sizes_of(options)
     rows = uniform_rows(noise.pilots, query_mask, num_pilots)
-    asked, spent = rows_of_metric(noise.pilots, query_mask, num_pilots, ASKED * query.shape[-1])
+    asked = rows_of_metric(noise.pilots, query_mask, num_pilots, ASKED * query.shape[-1])
 
     estimated, full = estimated_gradient(options.gradient, key, key_mask, d, with_gradients)
 
-    def make(key: Tensor, value: Tensor) -> tuple[Merged, tuple[Pilots, Clusters, Tensor]]:
+    def make(key: Tensor, value: Tensor) -> tuple[Merged, tuple[Pilots, Clusters]]:
         pilots = compute_pilots(query, rows, source, scale, with_mass=True)
         metric = query_metric(gather_rows(query, asked.indices), asked.live)
         clusters = merge_clusters(
@@ -104,7 +103,7 @@ def plan_clusters(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions, 
         if estimated:
             estimate = virtual_queries(noise.pilots, noise.centers, key_mask, clusters.merge.weight, d, key.shape[-1])
         merged = Merged(clusters.merge, virtual, clusters.virtual.log_weight, pilots.as_rows(), estimate)
-        return merged, (pilots, clusters, spent)
+        return merged, (pilots, clusters)
 
     return Plan(query, *source, make, scale, estimated, full)
 
@@ -117,16 +116,22 @@ def sizes_of(options: ClusterOptions) -> tuple[int, int, int]:
     return clusters, pilots, steps if options.num_steps is None else options.num_steps
 
 
-def rows_of_metric(u: Tensor, mask: Tensor | None, num_pilots: int, size: int) -> tuple[Selection, Tensor]:
-    """The queries that make the metric, (b, h, size), and how many they are, (b, 1, 1).
+def rows_of_metric(u: Tensor, mask: Tensor | None, num_pilots: int, size: int) -> Selection:
+    """The queries that make the metric, (b, h, size): the last ranks, where the pilots are the first.
 
-    From the other end of the ranks than the pilots and the certificate's rows, which must decide nothing. Only a check
-    of every row has them too.
+    Of what the pilots leave, all but SPARED rows may be taken, and half of it at least.
     """
     rows = uniform_rows(-u, mask, size)
-    spent = number_of_last(count_real(u, mask), num_pilots, size, NUM_CHECKS)
+    spent = number_of_last(count_real(u, mask), num_pilots, size, SPARED)
     rank = torch.arange(rows.live.shape[-1], device=u.device)
-    return Selection(rows.indices, rows.live & (rank < spent)), spent
+    return Selection(rows.indices, rows.live & (rank < spent))
+
+
+def count_real(u: Tensor, mask: Tensor | None) -> Tensor:
+    """The number of real rows, (b, 1, 1); (1, 1, 1) without a mask."""
+    if mask is None:
+        return torch.full((1, 1, 1), u.shape[-1], device=u.device)
+    return mask.sum(-1, keepdim=True)
 
 
 class Cluster(Attention):
@@ -182,7 +187,7 @@ class Cluster(Attention):
         return as_operation("cluster", inputs, noise, options)
 
     @staticmethod
-    def describe(inputs: Inputs, trace: Trace, options: ClusterOptions, error: Tensor, error_se: Tensor) -> ClusterInfo:
+    def describe(inputs: Inputs, trace: Trace, options: ClusterOptions, info: Info) -> ClusterInfo:
         pilots, (merge, virtual, _, factor) = trace.found
         d, num_pilots, _ = sizes_of(options)
         assignment, log_weight = merge.assignment, virtual.log_weights()
@@ -192,9 +197,8 @@ class Cluster(Attention):
             pilots.rows.marked(num_pilots),
             assignment,
             F.pad(log_weight, (0, d - log_weight.shape[-1]), value=-torch.inf),
-            torch.zeros_like(error) if factor is None else factor[..., 0],
-            error,
-            error_se,
+            torch.zeros_like(info.error) if factor is None else factor[..., 0],
+            *info,
         )
 
 

@@ -20,12 +20,14 @@ from skeinformer.attention.selection import Selection, at_most, sample_without_r
 from skeinformer.attention.virtual_keys import VirtualKeys
 from skeinformer.kernels.clusters import add_of_clusters_, cluster_sums, first_of_largest, weighted_sums
 from skeinformer.kernels.merge import Virtual
+from skeinformer.kernels.ranges import moderate_unit
 from skeinformer.kernels.rows import gather_rows
 
 UNSEEN = 1e-20  # the mass of a key that no pilot sees: among its like it counts, beside others it does not
 SAMPLE = 8  # keys per cluster that the Lloyd steps see
 SEEN = 1e-14  # a cluster that weighs less to the pilots is counted, not calibrated
 LOWEST = -1e30  # a finite stand-in for -inf
+SPARED = 32  # queries that the metric leaves where there are few
 ASKED = 4  # queries per dimension that the metric is made of
 RIDGE = 0.1  # of the metric, in its mean eigenvalue: what no query asks for decides between keys that are else alike
 
@@ -276,6 +278,8 @@ def fit_factor(pilots: Pilots, center: Tensor, virtual: VirtualKeys, covariance:
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=_tiny(weights))
     missed = pilots.output.to(dtype) - weights @ virtual.values.to(dtype)  # (b, h, P, p_v)
     term = scale * (pilots.queries.to(dtype) - center) @ covariance * pilots.rows.live[..., None]
+    unit = moderate_unit(term.abs().amax((-2, -1), keepdim=True))  # (b, h, 1, 1)
+    missed, term = missed / unit, term / unit
     size = term.square().sum((-2, -1))[..., None]  # (b, h, 1)
     factor = (missed * term).sum((-2, -1))[..., None] / size.clamp(min=_tiny(size))
     return factor.clamp(0, 1)

@@ -29,11 +29,14 @@ class ColumnMerge(NamedTuple):
             if self.share is not None:
                 d_keys, last = d_keys.tensor_split((-1,), -2)  # (b, h, d, p), (b, h, 1, p)
                 d_keys = d_keys.addcmul(self.share[..., None].to(last.dtype), last)
-            add_rows_(d_key, self.columns, d_keys)
+            add_rows_(d_key, self.columns, d_keys.to(d_key.dtype))
         if self.rest is not None:
             d_values, last = d_values.tensor_split((-1,), -2)
-            d_value.addcmul_(self.rest[..., None].to(last.dtype), last)
-        add_rows_(d_value, self.columns, d_values)
+            if last.dtype == d_value.dtype:
+                d_value.addcmul_(self.rest[..., None].to(last.dtype), last)
+            else:  # small shares and large sums meet in the wider precision
+                d_value += (self.rest[..., None] * last).to(d_value.dtype)
+        add_rows_(d_value, self.columns, d_values.to(d_value.dtype))
 
 
 def merge_columns(source: VirtualKeys, chosen: Selection, with_rest: bool = True) -> tuple[ColumnMerge, VirtualKeys]:

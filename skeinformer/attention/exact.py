@@ -12,6 +12,7 @@ from skeinformer.attention.sharded.sums import mean_over_shares
 from skeinformer.attention.virtual_keys import attend, from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.ranges import narrow
 from skeinformer.noise import Rand
 from skeinformer.registry import check_number
 
@@ -42,7 +43,7 @@ def softmax_attention(inputs: Inputs, noise: tuple[Tensor] | None, options: Soft
         scores = scores.masked_fill(~key_mask[..., None, :], torch.finfo(dtype).min)
     weights = scores.softmax(-1).masked_fill(noise[0] < options.dropout, 0)
     output = weights @ (value.to(dtype) / (1 - options.dropout))  # all keys padded: values are 0, so is the output
-    return output.to(query.dtype), Trace()
+    return narrow(output, query.dtype), Trace()
 
 
 class Softmax(Attention):

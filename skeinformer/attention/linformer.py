@@ -14,6 +14,7 @@ from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask
 from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.ranges import narrow
 
 
 class LinformerOptions(NamedTuple):
@@ -85,4 +86,4 @@ def projected_attention(
     dtype = statistics_dtype(query)  # sums of n_k keys overflow half precision
     keys = key_projection.to(dtype).mT @ key.to(dtype)  # (b, h, d, p)
     values = value_projection.to(dtype).mT @ value.to(dtype)  # (b, h, d, p_v)
-    return attend(query.to(dtype), from_mask(keys, values), scale).to(query.dtype)
+    return narrow(attend(query.to(dtype), from_mask(keys, values), scale), query.dtype)

@@ -18,6 +18,7 @@ from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.virtual_keys import attend, from_mask
 from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.ranges import narrow
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.registry import check_count
 from skeinformer.sketch.base import scatter_sum
@@ -97,7 +98,7 @@ class Nystromformer(Attention):
         wide = statistics_dtype(value)
         weight, padding = self.conv.weight.to(wide), self.conv.padding
         residual = F.conv2d(value.to(wide), weight, padding=padding, groups=self.conv.groups)  # (b, h, n, p_v)
-        return (output.to(wide) + residual).to(query.dtype), Trace()
+        return narrow(output.to(wide) + residual, query.dtype), Trace()
 
 
 def depthwise_conv(conv_kernel: int, num_heads: int | None) -> nn.Conv2d:
@@ -141,7 +142,7 @@ def nystrom_attention(
     if query_mask is not None:  # where the real queries are the landmarks, their rows of B V are the answer
         own = gather_rows(BV, query_segments.of_token[..., 0].expand(query.shape[:-1]))  # (b, h, n, p_v)
         output = torch.where(query_segments.whole[..., None], own, output)
-    return output.to(given)
+    return narrow(output, given)
 
 
 def segment(x: Tensor, mask: Tensor | None, size: int) -> Segments:

@@ -26,6 +26,7 @@ from skeinformer.kernels.choice import known, statistics_dtype
 from skeinformer.kernels.fused import row_gradients
 from skeinformer.kernels.merge import Estimate
 from skeinformer.kernels.queries import add_weighted_product_, query_sums
+from skeinformer.kernels.ranges import narrow
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import scramble
 
@@ -66,7 +67,7 @@ def query_gradients(
     missed = sums.product - mean.mT @ sums.gradient  # (b, h, p, p_v + 1)
     C, e = missed[..., :p_v], missed[..., p_v:]  # (b, h, p, p_v), (b, h, p, 1)
     add_weighted_product_(d_key, value, C.mT, e.mT, scale * mass)
-    return d_key.to(key.dtype), d_value.to(value.dtype)
+    return narrow(d_key, key.dtype, 0.5), narrow(d_value, value.dtype, 0.5)
 
 
 def estimated_gradient(

@@ -241,9 +241,11 @@ class Reformer(Attention):
 
 
 def same_tensor(query: Tensor, key: Tensor) -> bool:
-    """Whether both are one tensor, or (outside compiled graphs) two views of the same memory in the same layout."""
+    """Whether both are one tensor, or (outside graphs and transforms) views of the same memory, laid out alike."""
     if key is query:
         return True
-    if torch.compiler.is_compiling() or key.shape != query.shape or key.stride() != query.stride():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if key.shape != query.shape or key.stride() != query.stride():
         return False
     return key.dtype == query.dtype and key.device == query.device and key.data_ptr() == query.data_ptr()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.base import Attention, Trace, as_function
+from skeinformer.attention.certificate import Info
 from skeinformer.attention.columns import ColumnMerge, merge_columns
 from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.operation import OPERATIONS, Operation, as_operation
@@ -28,6 +29,7 @@ from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.group import Group
 from skeinformer.kernels.choice import recorded, statistics_dtype
 from skeinformer.kernels.merge import Merged, Plan, Virtual, attend_merged, write_rows
+from skeinformer.kernels.ranges import narrow
 from skeinformer.noise import Rand
 from skeinformer.registry import check_choice, check_count, check_flag
 from skeinformer.sketch.sampling import subsampling
@@ -51,7 +53,7 @@ class SkeinOptions(NamedTuple):
 class SkeinNoise(NamedTuple):
     """Uniform numbers in (0, 1)."""
 
-    pilots: Tensor  # (b, h, n): their ranks are the pilots, then the check rows
+    pilots: Tensor  # (b, h, n): their first ranks are the pilots
     columns: Tensor  # (b, h, n_k): Gumbel noise of the columns; (b, h, d) where row_norm is "none"
 
 
@@ -63,6 +65,7 @@ class SkeinInfo(NamedTuple):
     log_probability: Tensor  # (b, h, n_k) of Eq. (5), normalized; -inf for padding
     error: Tensor  # (b, h) estimated relative Frobenius error of the output
     error_se: Tensor  # (b, h) its standard error
+    error_upper: Tensor  # (b, h) a bound of the error
 
 
 class Selected(NamedTuple):
@@ -86,7 +89,7 @@ def algorithm_1(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> tup
     else:
         # lines 7 and 11: attention over the columns
         output, selected = attend_merged(plan_columns(inputs, noise, options, recorded(inputs.key, inputs.value)))
-    return output, Trace(selected.pilots, noise[0], None, selected)
+    return output, Trace(selected.pilots, selected)
 
 
 def rows_and_importance(
@@ -139,7 +142,7 @@ def sketched_product(
     sketch = subsampling((u,), n, d, dtype=dtype, log_probability=log_probability)
     values = sketch.lift(sketch.apply(source.values.to(dtype)))  # (b, h, n_k, p_v)
     output = attend(query.to(dtype), VirtualKeys(source.keys.to(dtype), values, source.log_weight), scale)
-    return output.to(query.dtype), Selection(sketch.index[..., 0], sketch.weight[..., 0] > 0)
+    return narrow(output, query.dtype), Selection(sketch.index[..., 0], sketch.weight[..., 0] > 0)
 
 
 class Skeinformer(Attention):
@@ -215,7 +218,7 @@ class Skeinformer(Attention):
         return None if options.row_norm == "none" else as_operation("skeinformer", inputs, noise, options)
 
     @staticmethod
-    def describe(inputs: Inputs, trace: Trace, options: SkeinOptions, error: Tensor, error_se: Tensor) -> SkeinInfo:
+    def describe(inputs: Inputs, trace: Trace, options: SkeinOptions, info: Info) -> SkeinInfo:
         pilots, log_probability, columns, log_total = trace.found
         assert options.num_pilots is not None
         if pilots is None:
@@ -225,7 +228,7 @@ class Skeinformer(Attention):
         log_probability = log_probability.log_softmax(-1) if log_total is None else log_probability - log_total
         if inputs.key_mask is not None:
             log_probability = log_probability.where(inputs.key_mask, -torch.inf)
-        return SkeinInfo(rows, columns.marked(options.budget), log_probability, error, error_se)
+        return SkeinInfo(rows, columns.marked(options.budget), log_probability, *info)
 
 
 OPERATIONS["skeinformer"] = Operation(

@@ -14,6 +14,7 @@ from skeinformer.attention.base import OF_THE_MODULE, Attention, Trace
 from skeinformer.attention.inputs import Inputs, Noise, default_scale
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
 from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.ranges import narrow, saturated
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand, only_shapes
 from skeinformer.registry import check_choice, check_options, lookup
@@ -71,9 +72,10 @@ class Sketched(Attention):
         if self.options.side == "columns":
             sketch = self._build(noise, key, key_mask)
             source = from_mask(key, sketch.lift(sketch.apply(value)), key_mask)
-            return attend(query, source, scale).to(given), Trace()
+            return narrow(attend(query, source, scale), given), Trace()
         sketch = self._build(noise, query, query_mask)
-        return sketch_rows(query, from_mask(key, value, key_mask), query_mask, sketch, scale).to(given), Trace()
+        output = sketch_rows(query, from_mask(key, value, key_mask), query_mask, sketch, scale)
+        return saturated(output, given).to(given), Trace()
 
     def _build(self, noise: tuple[Tensor, ...], x: Tensor, mask: Tensor | None) -> Sketch:
         options = dict(self.sketch_options)

@@ -1,5 +1,6 @@
 """Values of records as a reader sees them: numbers, times and shares."""
 
+import math
 from collections.abc import Sequence
 
 from skeinformer.compare.record import Value
@@ -12,6 +13,18 @@ def number(value: Value, unit: str = "") -> str:
     if value == 0 or abs(value) >= 100:
         return f"{value:.0f}{unit}"
     return f"{value:.1e}{unit}" if abs(value) < 1e-3 else f"{value:#.3g}{unit}"
+
+
+def bound(value: Value) -> str:
+    """As `number`, but below 1 with three decimals, rounded up."""
+    if isinstance(value, int | float) and 0 < value < 1:
+        return f"{math.ceil(1000 * value) / 1000:.3f}"
+    return number(value)
+
+
+def decimals(value: Value) -> str:
+    """Two decimals."""
+    return f"{value:.2f}" if isinstance(value, int | float) else ""
 
 
 def milliseconds(value: Value) -> str:

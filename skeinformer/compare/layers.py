@@ -1,9 +1,10 @@
-"""One attention call of a model, measured: error of each head, the method's own estimate, entropy, time, d needed.
+"""One attention call of a model, measured: error of each head, the method's own estimate and bound, entropy, time, d.
 
 Norms are taken over the real rows of all examples; those of a whole layer also over its heads, so that a head counts as
 much as it adds to the layer's output.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -58,11 +59,12 @@ class Call:
         """(b, h, n, p_v)."""
         return _heads([attention(query, self.key, self.value, **self._masks()) for query in self._queries()])
 
-    def certify(self, attention: Attention) -> tuple[Tensor, Tensor]:
-        """The same output, and its error as the method estimates it, (b, h)."""
+    def certify(self, attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
+        """The same output, its error as the method estimates it, and the bound of that error, (b, h) each."""
         masks: dict[str, Any] = self._masks()
         found = [attention.certify(query, self.key, self.value, **masks) for query in self._queries()]
-        return _heads([output for output, _ in found]), _heads([info.error for _, info in found])
+        error, upper = (_heads([getattr(info, name) for _, info in found]) for name in ("error", "error_upper"))
+        return _heads([output for output, _ in found]), error, upper
 
     def exact(self) -> Attention:
         """Exact attention with the scale of the layer."""
@@ -121,7 +123,7 @@ def measure_call(call: Call, plan: Plan) -> list[Record]:
     exact, full = call.exact(), call.repeated()
     truth, norm = exact_output(call)
     attention = call.make(plan.budget)
-    true, estimated = measure_errors(call, attention, truth, norm)
+    true, estimated, bound = measure_errors(call, attention, truth, norm)
     needed, by_estimate = budgets_needed(call, plan, truth, norm, (true, estimated))
     entropy = mean_entropy(full, plan.entropy_rows)
     seconds = interleaved({"exact": lambda: full.run(exact), "sketched": lambda: call.run(attention)}, plan.rounds)
@@ -142,20 +144,21 @@ def measure_call(call: Call, plan: Plan) -> list[Record]:
         "ratio_q75": share.q75,
     }
     entropies = [sum(entropy) / len(entropy), *entropy]
-    columns = zip(true.all(), estimated.all(), entropies, needed, by_estimate, strict=True)
+    columns = zip(true.all(), estimated.all(), bound.all(), entropies, needed, by_estimate, strict=True)
     return [
         {
             **common,
             "head": head - 1 if head else None,
             "error": error,
             "estimate": estimate,
+            "bound": upper if math.isfinite(upper) else None,
             "entropy": nats,
             **(dict.fromkeys(time) if head else time),
             "safe": error <= plan.tolerance,
             "budget_needed": least,
             "budget_estimated": chosen,
         }
-        for head, (error, estimate, nats, least, chosen) in enumerate(columns)
+        for head, (error, estimate, upper, nats, least, chosen) in enumerate(columns)
     ]
 
 
@@ -167,10 +170,11 @@ def exact_output(call: Call) -> tuple[Tensor, Tensor]:
     return truth, frobenius_error(torch.zeros_like(truth), truth, call.query_mask)
 
 
-def measure_errors(call: Call, attention: Attention, truth: Tensor, norm: Tensor) -> tuple[Missed, Missed]:
-    """The true error of the method's output, and its own estimate."""
-    output, error = call.certify(attention)
-    return Missed(frobenius_error(output, truth, call.query_mask), norm), Missed(error.double() * norm, norm)
+def measure_errors(call: Call, attention: Attention, truth: Tensor, norm: Tensor) -> tuple[Missed, ...]:
+    """The true error of the method's output, its own estimate, and the bound that it gives."""
+    output, error, upper = call.certify(attention)
+    true = frobenius_error(output, truth, call.query_mask)
+    return tuple(Missed(missed, norm) for missed in (true, error.double() * norm, upper.double() * norm))
 
 
 def budgets_needed(
@@ -192,7 +196,7 @@ def budgets_needed(
     for d in sorted({plan.budget, *(2**i for i in range(keys.bit_length()))}):
         if d >= keys or None not in (*needed, *chosen):
             break
-        true, estimated = at_budget if d == plan.budget else measure_errors(call, call.make(d), truth, norm)
+        true, estimated = at_budget if d == plan.budget else measure_errors(call, call.make(d), truth, norm)[:2]
         needed = _first(needed, true.all(), d, plan.tolerance, least)
         chosen = _first(chosen, estimated.all(), d, plan.tolerance)
     if METHODS[plan.contender.method].exact_from == 1:

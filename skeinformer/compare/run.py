@@ -52,8 +52,8 @@ def compare(
     `options`; None is "skeinformer". `budget` is d, None the method's own. Layer i draws by `seed * 1009 + i`.
 
     Per layer and head, on the queries, keys and values of the exact run: the true relative error, the method's own
-    estimate of it, the mean entropy of `entropy_rows` attention rows, the time of both in interleaved rounds, and the
-    d with which the error would be at most `tolerance`. A layer is safe if its error at the budget is at most that.
+    estimate and bound of it, the mean entropy of `entropy_rows` attention rows, the time of both in interleaved rounds,
+    and the d for an error of at most `tolerance`. A layer is safe if its error at the budget is at most that.
     For the whole model: how far the outputs are apart, over the rows that are real by `mask` (b, n), True = real
     (found in the inputs where they have an attention_mask or src_key_padding_mask, and for the output of a decoder
     only its own), and the ratio of times. `logits` says that an output without a name is logits.

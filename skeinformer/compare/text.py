@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from skeinformer.compare.format import between, cosine, count, listed, milliseconds, number, percent
+from skeinformer.compare.format import between, bound, cosine, count, decimals, listed, milliseconds, number, percent
 from skeinformer.compare.record import Record
 
 WIDTH = 80  # of the text, at most
@@ -27,7 +27,8 @@ COLUMNS = (
     Column(("", "head"), lambda r: "all" if r.get("head") is None else str(r.get("head"))),
     Column(("true", "error"), lambda r: number(r.get("error"))),
     Column(("est.", "error"), lambda r: number(r.get("estimate"))),
-    Column(("", "nats"), lambda r: number(r.get("entropy"))),
+    Column(("", "bound"), lambda r: bound(r.get("bound"))),
+    Column(("", "nats"), lambda r: decimals(r.get("entropy"))),
     Column(("exact", "ms"), lambda r: milliseconds(r.get("seconds_exact"))),
     Column(("sketch", "ms"), lambda r: milliseconds(r.get("seconds_sketched"))),
     Column(("time", "ratio"), lambda r: number(r.get("ratio"))),

@@ -110,6 +110,24 @@ def attend_backward(
     return _cpu_backward(gradient, query, keys, values, mask, output, normalizer, scale)
 
 
+def virtual_gradients(
+    gradient: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    weight: Tensor | None,
+    output: Tensor,
+    normalizer: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`attend_backward`; those of virtual keys and values, sums over many queries, may be wider than float16."""
+    if query.dtype != torch.float16:
+        return attend_backward(gradient, query, keys, values, weight, output, normalizer, scale)
+    dR, q, k, v, R = (x.float() for x in (gradient, query, keys, values, output))
+    d_query, d_keys, d_values = attend_backward(dR, q, k, v, weight, R, normalizer, scale)
+    return d_query.to(query.dtype), d_keys, d_values
+
+
 def row_gradients(
     queries: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | None, gradient: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:

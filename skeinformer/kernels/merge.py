@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded
-from skeinformer.kernels.fused import attend, attend_backward, attend_with_normalizer
+from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded, statistics_dtype
+from skeinformer.kernels.fused import attend, attend_backward, attend_with_normalizer, virtual_gradients
 from skeinformer.kernels.rows import batches, gather_rows, rows_left, write_rows_
 
 MANY = 1 / 6  # from this share of exact rows on, gathering the other rows is quicker than computing all
@@ -106,7 +106,7 @@ def attend_merged(plan: Plan) -> tuple[Tensor, Any]:
         made, said = make(*(parts_of_gradient(key, value, full) if estimated else (key, value)))
         output = attend(query, *made.virtual[:2], made.log_weight, scale)
         if made.virtual.slope is not None:
-            output = output + query @ made.virtual.slope.to(query.dtype)
+            output = output + _times_slope(query, made.virtual.slope)
         output = write_rows(output, made.rows)
         if made.estimate is not None and recorded(key, value):
             gradients, drawn, size = made.estimate
@@ -217,6 +217,14 @@ def write_rows(output: Tensor, rows: ExactRows | None) -> Tensor:
     return output.scatter(-2, rows.indices[..., None].expand_as(rows.output), rows.output)
 
 
+def _times_slope(query: Tensor, slope: Tensor) -> Tensor:
+    """Q G. In float16 the gradient of G, a sum over all queries, leaves the range: a zero carries it in float32."""
+    if query.dtype != torch.float16 or not recorded(slope):
+        return query @ slope.to(query.dtype)
+    wide = query.detach().float() @ slope
+    return query @ slope.detach().to(query.dtype) + (wide - wide.detach()).to(query.dtype)
+
+
 def _add_slope(output: Tensor, query: Tensor, slope: Tensor | None, result: Tensor) -> Tensor:
     """result = output + Q G, `result` may be `output`; output itself where there is no slope."""
     if slope is None:
@@ -313,15 +321,15 @@ def merged_backward(
     assert query is not None
     assert output is not None
     of_others = gradient if rows is None else gather_rows(gradient, rows)
-    d_query, d_keys, d_values = attend_backward(
+    d_query, d_keys, d_values = virtual_gradients(
         of_others, query, keys, values, kept.weight, output, kept.normalizer, scale
     )
     d_slope = None
     if slope is not None:
-        d_slope = torch.empty_like(slope)
+        d_slope = torch.empty_like(slope, dtype=statistics_dtype(slope))  # a sum over all queries
         for dq, dr, g, q, dg in batches(d_query, of_others, slope, query, d_slope):
             dq.baddbmm_(dr, g.mT)
-            torch.bmm(q.mT, dr, out=dg)
+            torch.bmm(q.to(dg.dtype).mT, dr.to(dg.dtype), out=dg)
     if rows is not None:
         d_query = write_rows_(torch.empty_like(gradient, memory_format=torch.contiguous_format), rows, d_query)
     if indices is None or kept.queries is None or kept.exact is None or kept.log_sum is None:
@@ -333,7 +341,7 @@ def merged_backward(
         )
         write_rows_(d_query, indices, d_rows)
         if d_slope is not None and rows is None:
-            d_slope -= kept.queries.mT @ of_rows
+            d_slope -= kept.queries.to(d_slope.dtype).mT @ of_rows.to(d_slope.dtype)
     virtual, gradients = Virtual(keys, values, slope), Virtual(d_keys, d_values, d_slope)
     if estimate is None:
         merge.add_gradients_((d_key, d_value), key, value, virtual, gradients)

@@ -102,7 +102,7 @@ def test_the_certificate_and_the_importance_do_not_depend_on_the_unit_of_v(facto
 
 @pytest.mark.parametrize("factor", [1e-30, 1e30])
 def test_the_certificate_holds_where_squares_of_v_leave_float32(factor: float) -> None:
-    """Importance then counts all values alike; the error of what comes out is still told."""
+    """The error of what comes out is told as for other units, and importance is the same."""
     v = V * factor
     output, info = skein_attention(
         Q, K, v, budget=3, num_pilots=2, num_checks=9, generator=generator(), return_info=True

@@ -1,4 +1,4 @@
-"""The error estimate: it changes nothing, equals the truth when every row is checked, and is honest in between."""
+"""The certificate: it changes nothing, equals the truth when every row is checked, and is honest in between."""
 
 import itertools
 import math
@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from skeinformer import SkeinNoise, skein_attention
+from skeinformer import SkeinNoise, cluster_attention, skein_attention
+from skeinformer.attention.certificate import BOUND, WIDER, estimate_error
+from skeinformer.attention.checks import alone, draw_checks, row_mass
+from skeinformer.attention.inputs import FOR_CHECKS, prepare, settle_noise
+from skeinformer.noise import from_seed
 from tests.helpers import DTYPES, copies, dense_exact, generator, lengths_mask, random_mask, relative_error, tensors
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -86,6 +90,7 @@ def test_a_check_of_every_row_leaves_no_doubt(options: dict[str, Any], masked: b
     expected = truth(q, k, v, key_mask, query_mask, output)
     torch.testing.assert_close(info.error, expected, rtol=1e-9, atol=1e-9)
     assert (info.error_se == 0).all()
+    assert torch.equal(info.error_upper, info.error)
 
 
 def test_as_many_checks_as_rows_that_are_not_pilots_leave_no_doubt() -> None:
@@ -213,31 +218,109 @@ def test_estimate_is_near_the_truth_on_a_pretrained_model(n: int, layer: int) ->
 @pytest.mark.parametrize("reuse_pilots", [True, False])
 @pytest.mark.parametrize("num_checks", [2, 5, 11])
 def test_error_and_standard_error_are_those_of_a_loop(reuse_pilots: bool, num_checks: int) -> None:
-    """Leave out one row after the other: checks (of the rows that are not pilots), then pilots (of all rows)."""
+    """Rows by the inverse of their chance; leave out one check row after the other."""
     n, num_pilots = 24, 6
     q, k, v = (x.detach() for x in tensors(1, 1, n, peak=6))
     noise = noise_for(q, k, {"row_norm": "adaptive"}, 4)
     options = {"budget": 4, "num_pilots": num_pilots, "noise": noise, "reuse_pilots": reuse_pilots}
     output, info = skein_attention(q, k, v, num_checks=num_checks, return_info=True, **options)
-    expected = dense_exact(q, k, v)[0, 0]
-    ranked = noise.pilots[0, 0].argsort(descending=True).tolist()
-    pilots, checks = ranked[:num_pilots], ranked[num_pilots : num_pilots + num_checks]
-    missed = (output[0, 0] - expected).square().sum(-1).tolist()
-    norms = expected.square().sum(-1).tolist()
+    exact = dense_exact(q, k, v)
+    pilots = info.pilots[0, 0].tolist()
+    inputs, candidates = prepare(q, k, v), torch.ones(1, 1, n, dtype=torch.bool)
+    candidates[..., pilots] = False
+    mass = row_mass(inputs, output, candidates, 0.5, alone(inputs))
+    numbers = from_seed((1, 1), FOR_CHECKS)(n)
+    checks = draw_checks(numbers, mass, num_checks)
+    rows, chance = checks.indices[0, 0].tolist(), checks.chance[0, 0].tolist()
+    assert len(set(rows)) == num_checks
+    assert not set(rows) & set(pilots)
+    missed = (output - exact)[0, 0].square().sum(-1).tolist()
+    norms = exact[0, 0].square().sum(-1).tolist()
 
-    def estimate(checks: list[int], sized: list[int]) -> float:
-        mean_missed = sum(missed[j] for j in checks) / len(checks)
-        total = sum(missed[j] for j in pilots) + (n - num_pilots) * mean_missed
-        return math.sqrt(total / n / (sum(norms[j] for j in sized) / len(sized)))
+    def estimate(kept: list[int]) -> float:
+        weights = [1 / chance[i] for i in kept]
+        total = sum(w * missed[rows[i]] for w, i in zip(weights, kept, strict=True)) * num_checks / len(kept)
+        mean = sum(w * norms[rows[i]] for w, i in zip(weights, kept, strict=True)) / sum(weights)
+        known = sum(missed[j] for j in pilots), sum(norms[j] for j in pilots)
+        return math.sqrt((known[0] + total) / (known[1] + (n - num_pilots) * mean))
 
-    def spread(values: list[float]) -> float:
-        mean = sum(values) / len(values)
-        return (len(values) - 1) / len(values) * sum((value - mean) ** 2 for value in values)
+    everything = list(range(num_checks))
+    without = [estimate([j for j in everything if j != i]) for i in everything]
+    doubt = [1 - x for x in chance]
+    mean = sum(x * y for x, y in zip(doubt, without, strict=True)) / sum(doubt)
+    variance = sum(x * (y - mean) ** 2 for x, y in zip(doubt, without, strict=True)) * (num_checks - 1) / num_checks
+    error, error_se = estimate(everything), math.sqrt(variance) * (1 + WIDER / math.sqrt(num_checks))
+    assert info.error.item() == pytest.approx(error, rel=1e-9)
+    assert info.error_se.item() == pytest.approx(error_se, rel=1e-9)
+    assert info.error_upper.item() == pytest.approx(error * math.exp(BOUND * error_se / error), rel=1e-9)
 
-    both = pilots + checks
-    without_check = [estimate([j for j in checks if j != i], [j for j in both if j != i]) for i in checks]
-    without_pilot = [estimate(checks, [j for j in both if j != i]) for i in pilots]
-    variance = (1 - num_checks / (n - num_pilots)) * spread(without_check)
-    variance += (1 - len(both) / n) * spread(without_pilot)
-    assert info.error.item() == pytest.approx(estimate(checks, both), rel=1e-9)
-    assert info.error_se.item() == pytest.approx(math.sqrt(variance), rel=1e-9)
+
+KINDS = {
+    "heavy values": lambda q, k, v: (
+        q,
+        k,
+        v / torch.rand(v.shape[:3], generator=generator(5)).clamp(min=1e-3)[..., None],
+    ),
+    "one huge value": lambda q, k, v: (q, k, v.index_fill(2, torch.tensor([17]), 1000.0)),
+    "ten odd rows": lambda q, k, v: (q.index_copy(2, torch.arange(0, 500, 50), 8 * q[:, :, :500:50]), k, v),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attention", [skein_attention, cluster_attention])
+def test_intervals_cover_where_the_error_is_uneven(attention: Any, kind: str) -> None:
+    """As docs/certificate.md says, less three standard errors of 100 draws; `python -m studies.coverage` has many."""
+    q, k, v = KINDS[kind](*(x.detach().float() for x in tensors(1, 4, 512, p=16)))
+    expected = dense_exact(q, k, v)
+    covered, bounded = [], []
+    for seed in range(25):
+        output, info = attention(q, k, v, budget=64, generator=generator(seed), return_info=True)
+        truth = relative_error(output, expected)
+        covered.append((info.error - truth).abs() <= 2 * info.error_se)
+        bounded.append(truth <= info.error_upper)
+    assert torch.stack(covered).double().mean() > 0.81
+    assert torch.stack(bounded).double().mean() > 0.85
+
+
+def test_one_odd_row_of_many_is_found() -> None:
+    """A uniform draw of 32 rows of 2048 would meet it once in 64 calls."""
+    q, k, v = (x.detach().float() for x in tensors(1, 1, 2048, p=16))
+    q[:, :, 1234] *= 1000
+    q *= 0.01
+    output, info = cluster_attention(q, k, v, generator=generator(), return_info=True)
+    truth = relative_error(output, dense_exact(q, k, v))
+    missed = (output.double() - dense_exact(q, k, v))[0, 0].square().sum(-1)
+    assert missed[1234] > 0.5 * missed.sum()
+    assert ((info.error - truth).abs() <= 2 * info.error_se).all()
+    assert info.error_upper < 3 * truth
+
+
+def test_the_bound_is_above_the_estimate_and_infinite_where_one_row_stands_for_all() -> None:
+    q, k, v = tensors(1, 2, 40)
+    _, info = skein_attention(q, k, v, budget=3, generator=generator(), return_info=True)
+    assert (info.error_upper > info.error).all()
+    _, info = skein_attention(q, k, v, budget=3, generator=generator(), return_info=True, num_checks=1)
+    assert (info.error_upper == math.inf).all()
+
+
+def test_check_rows_do_not_depend_on_the_noise_that_is_given() -> None:
+    """The first numbers of seed 0 as noise: check rows by the same numbers would be those that the pilots leave."""
+    q, k, v = (x.detach() for x in tensors(1, 1, 400))
+    noise = from_seed((1, 1), 0)(400)
+    ours = settle_noise(lambda q, k, rand: (rand(400),), prepare(q, k, v), (noise,))[1](400)
+    ranks, others = (x[0, 0].argsort().argsort().double() for x in (noise, ours))
+    assert abs(torch.corrcoef(torch.stack([ranks, others]))[0, 1]) < 0.2
+
+
+def test_an_error_beyond_all_numbers_is_infinite_and_never_nan() -> None:
+    """Exact rows that are 0 where the output is not, all of them or all but one."""
+    q, k, v = (x.detach() for x in tensors(1, 1, 40))
+    inputs = prepare(q, k, v)
+    checks = draw_checks(torch.rand(1, 1, 40, generator=generator()), torch.full((1, 1, 40), 1 / 40), 4)
+    exact = torch.zeros(1, 1, 4, 4, dtype=torch.float64)
+    info = estimate_error(torch.ones_like(inputs.query), checks, exact, None)
+    assert info.error.item() == info.error_se.item() == info.error_upper.item() == math.inf
+    exact[..., 0, :] = 1
+    info = estimate_error(torch.ones_like(inputs.query), checks, exact, None)
+    assert info.error.isfinite().all()
+    assert info.error_se.item() == info.error_upper.item() == math.inf

@@ -73,6 +73,8 @@ def test_errors_estimates_and_entropy_are_those_of_the_layer(padded: bool) -> No
         norms = e.norm(dim=(-2, -1)).double()
         estimate = (info.error[:, head].double() * norms).norm() / norms.norm()
         assert record["estimate"] == pytest.approx(float(estimate), rel=1e-4)
+        bound = (info.error_upper[:, head].double() * norms).norm() / norms.norm()
+        assert record["bound"] == pytest.approx(float(bound), rel=1e-4)
         means = [float(h if mask is None else h[m].mean()) for h, m in _examples(entropy[:, head], mask)]
         assert record["entropy"] == pytest.approx(sum(means) / 2, rel=1e-4)
         assert record["safe"] == (record["error"] <= 0.3)

@@ -31,6 +31,7 @@ def layer(index: int, error: float, needed: int | None, /, **changed: object) ->
         "head": None,
         "error": error,
         "estimate": error,
+        "bound": 2 * error,
         "entropy": 5.0,
         "seconds_exact": 0.1,
         "seconds_sketched": 0.02,
@@ -100,17 +101,17 @@ def test_a_layer_of_several_calls_is_named_once_and_safe_if_every_call_is() -> N
 def test_the_table() -> None:
     records = [layer(0, 0.5, 512), layer(0, 0.1, None, head=0, seconds_exact=None, seconds_sketched=None, ratio=None)]
     assert table([*records, layer(1, 0.2, 1024, entropy=0.05)]).splitlines() == [
-        "              true  est.        exact sketch  time           d  d by",
-        "layer   head error error   nats    ms     ms ratio safe needed  est.",
-        "layer.0  all 0.500 0.500   5.00   100   20.0 0.200   no    512 1,024",
-        "layer.0    0 0.100 0.100   5.00                     yes",
+        "              true  est.            exact sketch  time           d  d by",
+        "layer   head error error bound nats    ms     ms ratio safe needed  est.",
+        "layer.0  all 0.500 0.500  1.00 5.00   100   20.0 0.200   no    512 1,024",
+        "layer.0    0 0.100 0.100 0.200 5.00                     yes",
         "",
-        "layer.1  all 0.200 0.200 0.0500   100   20.0 0.200  yes  1,024 2,048",
+        "layer.1  all 0.200 0.200 0.400 0.05   100   20.0 0.200  yes  1,024 2,048",
     ]
     assert table(records, heads=False).splitlines() == [
-        "         true  est.      exact sketch  time           d  d by",
-        "layer   error error nats    ms     ms ratio safe needed  est.",
-        "layer.0 0.500 0.500 5.00   100   20.0 0.200   no    512 1,024",
+        "         true  est.            exact sketch  time           d  d by",
+        "layer   error error bound nats    ms     ms ratio safe needed  est.",
+        "layer.0 0.500 0.500  1.00 5.00   100   20.0 0.200   no    512 1,024",
     ]
 
 
@@ -127,7 +128,14 @@ LONG = [
 @pytest.mark.parametrize("heads", [True, False])
 @pytest.mark.parametrize("extreme", [False, True])
 def test_at_most_80_columns_whatever_the_names_and_numbers(extreme: bool, heads: bool) -> None:
-    large = {"error": 1.2e-7, "estimate": 8.7e-9, "ratio": 123.4, "budget_needed": 131072, "budget_estimated": 131072}
+    large = {
+        "error": 1.2e-7,
+        "estimate": 8.7e-9,
+        "bound": 1.1e-8,
+        "ratio": 123.4,
+        "budget_needed": 131072,
+        "budget_estimated": 131072,
+    }
     large |= {"seconds_exact": 98.76, "seconds_sketched": 12.34, "entropy": 1.2e-5}
     records = [
         layer(i, 0.5, 512, head=head, layer=name, call=1 + i % 3, **(large if extreme else {}))

@@ -162,9 +162,9 @@ def test_grouped_heads_are_measured_with_the_draws_of_the_model() -> None:
     assert call.make(3).options.budget == 3
     sketched, _ = attention_forward(layers.settings, module, q, k, v, real, scaling=0.7)
     torch.testing.assert_close(call.run(call.make(4)).transpose(1, 2), sketched)
-    certified, error = call.certify(call.make(4))
+    certified, error, upper = call.certify(call.make(4))
     torch.testing.assert_close(certified.transpose(1, 2), sketched)
-    assert error.shape == (2, 4)
+    assert error.shape == upper.shape == (2, 4)
     plan = Plan(Contender("cluster"), 4, 0.3, 1, N)
     missed = (sketched - output).transpose(1, 2)[:, 3].masked_fill(~real[..., None], 0)  # of the last head
     norm = output.transpose(1, 2)[:, 3].masked_fill(~real[..., None], 0)

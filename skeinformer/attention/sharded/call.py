@@ -34,7 +34,7 @@ def attend_over_group(
         found, error = shared_certificate(inputs, output, trace, rand, num_checks, scale, shares)
         if inputs.key_mask is not None:  # without what an empty share was given
             inputs = inputs._replace(key_mask=inputs.key_mask[..., : call.key.shape[2]])
-        info = kind.describe(inputs, trace._replace(found=found), options, *error)
+        info = kind.describe(inputs, trace._replace(found=found), options, error)
     return output[..., : call.query.shape[2], :], info
 
 

@@ -13,10 +13,11 @@ Nothing has the size of the sequence. Every rank then knows the same virtual key
 import torch
 from torch import Tensor
 
-from skeinformer.attention.base import NUM_CHECKS, Trace
+from skeinformer.attention.base import Trace
 from skeinformer.attention.clusters import (
     ASKED,
     SAMPLE,
+    SPARED,
     UNSEEN,
     Clusters,
     ClusterSums,
@@ -65,7 +66,7 @@ def sharded_cluster_sketch(
         if estimated:
             offers.append(offered_keys(of_keys, key, key_mask, shares.n_k))
         found = find_pilots(inputs, source, of_queries, sizes[1], offers, scale, shares)
-        spent = number_of_last(found.queries, sizes[1], ASKED * query.shape[-1], NUM_CHECKS)
+        spent = number_of_last(found.queries, sizes[1], ASKED * query.shape[-1], SPARED)
         pilots, clusters, asked_keys = find_clusters(
             found, inputs, source, of_keys, sizes, spent, first_order, scale, shares
         )
@@ -90,7 +91,7 @@ def sharded_cluster_sketch(
         return pilots._replace(rows=rows), clusters._replace(merge=clusters.merge._replace(assignment=assignment))
 
     shared = SharedTrace((found.chosen,), (shares.of_queries.start,), finish)
-    return output, Trace(pilots, of_queries, spent, shared=shared)
+    return output, Trace(pilots, shared=shared)
 
 
 def find_clusters(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.attention.inputs import Inputs, Noise, check_source, prepare
+from skeinformer.attention.inputs import FOR_CHECKS, Inputs, Noise, check_source, prepare
 from skeinformer.distributed.agreement import Shares, agree, fingerprint, told
 from skeinformer.distributed.group import Group
 from skeinformer.kernels.choice import recorded
@@ -97,7 +97,7 @@ def source_of_numbers(call: Call, along: Sequence[Along], shares: Shares) -> Ran
     of = {"queries": shares.of_queries, "keys": shares.of_keys, None: None}
     windows = [of[each] for each in (*along, "queries")]
     if noise is not None:
-        return from_seed(batch, 0, device=device, windows=windows[-1:])
+        return from_seed(batch, FOR_CHECKS, device=device, windows=windows[-1:])
     if generator is not None:
         return from_generator(batch, generator=generator, device=device, windows=windows)
     if seed is not None:

@@ -113,7 +113,7 @@ def sharded_algorithm_1(
 
     who = (columns,) if chosen is None else (chosen, columns)
     starts = (shares.of_keys.start,) if chosen is None else (shares.of_queries.start, shares.of_keys.start)
-    return result, Trace(pilots, of_queries, shared=SharedTrace(who, starts, finish, log_probability))
+    return result, Trace(pilots, shared=SharedTrace(who, starts, finish, log_probability))
 
 
 def find_columns(

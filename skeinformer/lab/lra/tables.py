@@ -109,6 +109,10 @@ def _cells(column: Any, place: str) -> Callable[[int], Any]:
         longest = compute.max(compute.binary_length(held)).as_py() or 0
         if longest > LONGEST:
             raise ValueError(f"{place}: a text has {longest:,} bytes, more than {LONGEST:,}")
+    if held is not column:
+        bounds = compute.min_max(column.indices).as_py()
+        if bounds["max"] is not None and not 0 <= bounds["min"] <= bounds["max"] < len(held):
+            raise ValueError(f"{place}: the file is damaged: a row has no value")
     few = held.to_pylist() if held is not column and len(held) <= FEW else None
     indices = range(len(column)) if held is column else column.indices.to_pylist()
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention import Attention, build
+from skeinformer.attention.certificate import bound_of_mean
 from skeinformer.compare.measure import (
     exact_attention,
     finite,
@@ -152,11 +153,12 @@ def _memory_and_error(
     """
     outputs: list[Tensor] = []
     peak = peak_memory(lambda: outputs.append(run()), qkv[0].device)
-    output, estimate, estimate_se = outputs[0], None, None
+    output, estimate, estimate_se, bound = outputs[0], None, None, None
     if contender.budget is not None:
         output, info = module.certify(*qkv, generator=torch.Generator(qkv[0].device).manual_seed(seed))
         estimate = finite(info.error.double().mean())
         estimate_se = finite(info.error_se.double().square().sum().sqrt() / info.error_se.numel())
+        bound = finite(bound_of_mean(info))
     error = relative_error(output, exact).flatten()  # (h,)
     return {
         "peak_bytes": peak,
@@ -164,6 +166,7 @@ def _memory_and_error(
         "error_se": finite(error.std() / len(error) ** 0.5) if len(error) > 1 else None,
         "estimate": estimate,
         "estimate_se": estimate_se,
+        "bound": bound,
     }
 
 

@@ -48,13 +48,15 @@ COLUMNS = (
     Column("peak memory", lambda r: size(r.get("peak_bytes")), field="peak_bytes", best="low"),
     Column("true error", lambda r: number(r.get("error")), lambda r: plus_minus(r.get("error_se")), "error", "low"),
     Column("estimated error", lambda r: number(r.get("estimate")), lambda r: plus_minus(r.get("estimate_se"))),
+    Column("bound", lambda r: number(r.get("bound"))),
 )
 
 LEGEND = (
     "Error: |R - BV| / |BV| in the Frobenius norm, R the method's output and BV exact attention in float64; mean over "
     "heads ± standard error of that mean. Estimated error: what the method itself reports, without knowing BV, ± its "
-    "standard error. Time: median and quartiles of the rounds; every round runs all methods, and time / exact is taken "
-    "round by round. Peak memory: bytes of tensors beside Q, K and V. In bold: the best approximation at each n."
+    "standard error, and a bound of the true one. Time: median and quartiles of the rounds; every round runs all "
+    "methods, and time / exact is taken round by round. Peak memory: bytes of tensors beside Q, K and V. In bold: the "
+    "best approximation at each n."
 )
 
 

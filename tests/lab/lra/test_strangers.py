@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from skeinformer.lab import cli
+from skeinformer.lab.lra.tables import _cells, parquet_rows
 from studies.soak_inputs import batches, listops_archive, pathfinder, retrieval_archive
 from tests.lab.lra.test_archives import sparse
 
@@ -134,7 +135,13 @@ def test_repeated_short_texts_are_read(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(rows), buffer, use_dictionary=True)
     (tmp_path / "a.parquet").write_bytes(buffer.getvalue())
-    from skeinformer.lab.lra.tables import parquet_rows
-
     found = [values for _, values in parquet_rows(tmp_path / "a.parquet", ("split", "label", "text"), {"strict": True})]
     assert found == [(*row, True) for row in zip(rows["split"], rows["label"], rows["text"], strict=True)]
+
+
+@pytest.mark.parametrize("indices", [[0, 2], [-1, 0]])
+def test_a_row_without_a_value_is_damage(indices: list[int]) -> None:
+    """As a file has it whose bits were flipped."""
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array(indices, pyarrow.int32()), ["a", "b"], safe=False)
+    with pytest.raises(ValueError, match=r"rows 1 to 2: the file is damaged: a row has no value"):
+        _cells(column, "rows 1 to 2")

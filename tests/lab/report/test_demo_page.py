@@ -34,6 +34,7 @@ def record(method: str, label: str, n: int, time: float, error: float, estimate:
         "error_se": error / 10,
         "estimate": estimate,
         "estimate_se": None if estimate is None else estimate / 5,
+        "bound": None if estimate is None else 1.2 * estimate,
         "cpu": "A & B <processor>",
         "torch": "2.0",
         "commit": "abc123",
@@ -65,7 +66,7 @@ def test_the_page_has_one_figure_and_a_row_per_record(page: Page) -> None:
     assert [row[:2] for row in page.rows] == [[f"{r['n']:,}", r["label"]] for r in RECORDS]
     assert all(len(row) == len(COLUMNS) for row in page.rows)
     assert page.rows[2][2:4] == ["100 ms90.0 ms to 120 ms", "0.1000.0900 to 0.110"]
-    assert page.rows[2][4:] == ["977 KiB", "0.400± 0.040", "0.420± 0.084"]
+    assert page.rows[2][4:] == ["977 KiB", "0.400± 0.040", "0.420± 0.084", "0.504"]
 
 
 def test_the_page_asks_for_nothing(page: Page) -> None:

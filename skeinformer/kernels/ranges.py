@@ -1,0 +1,43 @@
+"""Numbers near the ends of their range: squares that would leave it, and casts to a narrower precision.
+
+Where numbers are of moderate size nothing here changes a bit of a result.
+"""
+
+import torch
+from torch import Tensor
+
+from skeinformer.kernels.choice import known
+
+MODERATE = 1e-12, 1e12  # squares of numbers between these, and sums of many, are in the range of float32
+
+
+def moderate_unit(largest: Tensor) -> Tensor:
+    """The unit in which numbers up to `largest` have squares: 1 where they are of moderate size already."""
+    return largest.where((largest <= MODERATE[0]) | (largest >= MODERATE[1]), 1).where(largest > 0, 1)
+
+
+def row_norms(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """|x_i|, (..., n, p) -> (..., n), in units of the largest number where squares of it would leave the range."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=dtype)
+    largest = norm.amax(-1, keepdim=True)  # (..., 1)
+    moderate = (largest > MODERATE[0]) & (largest < MODERATE[1])
+    if known(moderate):
+        return norm
+    x = x.to(dtype)
+    unit = moderate_unit(x.abs().amax((-2, -1), keepdim=True)).where(~moderate[..., None], 1)  # (..., 1, 1)
+    scaled: Tensor = torch.linalg.vector_norm(x / unit, dim=-1)
+    return scaled
+
+
+def narrow(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:
+    """x in another precision; a number beyond its range becomes its largest, where a cast would make it infinite.
+
+    share: of the range that is used; below 1 there is room for what is added later.
+    """
+    return x if x.dtype == dtype else saturated(x, dtype, share).to(dtype)
+
+
+def saturated(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:
+    """x cut off at the largest numbers of a precision."""
+    largest = share * torch.finfo(dtype).max
+    return x.clamp(-largest, largest)

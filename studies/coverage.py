@@ -1,0 +1,307 @@
+"""How often do the certificate's interval and bound hold, and how often is a chosen budget too small?
+
+    python -m studies.coverage --text wikitext2-test.txt
+
+Inputs: queries, keys and values of a pretrained MiniLM, all layers; normal ones with heavy-tailed values (Student's t
+with two degrees of freedom, and Cauchy), with one value 30 or 1000 times as large, with ten odd rows among 512 (queries
+4, 10 or 30 times as long, or shifted), and with one odd row; and ten rows that no guess can find, each of which attends
+to one key of its own. Each output is certified by several draws of check rows, and truth is exact attention in float64:
+
+  two         share of |error - truth| <= 2 error_se
+  upper       share of truth <= error_upper
+  square      mean of error^2 over the mean of truth^2: 1 where the estimate is unbiased
+  margin      median of error_upper / truth
+
+Then `choose_budget` is asked for tolerances of 0.9, 1, 1.1 and 1.25 times the error at d = 64, one head at a time, and
+`above` counts how often a fresh draw of the sketch at the chosen budget exceeds the tolerance. Records are appended one
+by one, and what the file holds is not measured again.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from skeinformer import build, choose_budget, cluster_attention, skein_attention
+from skeinformer.attention.base import NUM_CHECKS, certificate
+from skeinformer.attention.inputs import prepare
+from skeinformer.attention.run import run as run_attention
+from skeinformer.compare.measure import exact_attention, relative_error
+from skeinformer.lab.console import progress
+from skeinformer.lab.measure.pretrained import pretrained_qkv
+from skeinformer.lab.measure.work import OnStep, Work, now
+from skeinformer.lab.records import Ledger, Record, append_all, machine, read_known
+from skeinformer.lab.threads import use_threads
+from skeinformer.noise import from_generator
+from skeinformer.registry import check_count
+from studies.command import start
+
+QKV = tuple[Tensor, Tensor, Tensor]
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Skeinformer, 256": ("skeinformer", {"budget": 256}),
+    "cluster, fast, 16": ("cluster", {}),
+    "cluster, accurate, 128": ("cluster", {"quality": "accurate"}),
+}
+FUNCTIONS = {"Skeinformer": skein_attention, "cluster": cluster_attention}
+LAYERS = range(6)
+HEADS, WIDTH, ROWS, ODD = 8, 32, 512, 10
+FACTORS = (0.9, 1.0, 1.1, 1.25)  # of the error at REFERENCE, the tolerances
+REFERENCE = 64
+KEY = ("kind", "input", "group", "method", "n", "text", "sketches", "draws", "num_checks", "trials", "seed")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often the certificate's interval and bound hold, and how often a chosen budget is too small."""
+
+    text: Path | None = None
+    """A .txt or .parquet file for MiniLM. Default: the Python language reference."""
+    lengths: tuple[int, ...] = (1024, 4096)
+    """Of MiniLM's inputs, in tokens."""
+    sketches: int = 10
+    """Draws of each sketch."""
+    draws: int = 10
+    """Draws of check rows for each output."""
+    num_checks: int = NUM_CHECKS
+    """Rows that a certificate computes."""
+    trials: int = 200
+    """How often a budget is chosen for each input; 0 for not at all."""
+    threads: int | None = None
+    """Threads of torch. Default: torch's own choice."""
+    seed: int = 0
+    """Of all draws."""
+    records: Path = Path("coverage.jsonl")
+    """Where records are appended, one JSON line each."""
+
+
+class Input(NamedTuple):
+    """Queries, keys and values to be made, and what a table calls them."""
+
+    group: str
+    name: str
+    n: int
+    make: Callable[[], QKV]
+
+    @property
+    def cost(self) -> float:
+        """Roughly how long it takes, in scores computed."""
+        return float(self.n) ** 2 + 2000.0 * self.n
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def inputs_of(options: Coverage) -> Iterator[Input]:
+    """All inputs, MiniLM's first."""
+    for n in dict.fromkeys((*options.lengths, *([ROWS] if options.trials else []))):
+        for layer in LAYERS:
+            make = partial(pretrained_qkv, n, layer=layer, text=options.text)
+            yield Input("MiniLM", f"layer {layer}", n, make)
+    made = {
+        "heavy-tailed values": {"Student's t, 2": student, "Cauchy": cauchy},
+        "one huge value": {"30 times": huge(30.0), "1000 times": huge(1000.0)},
+        "ten odd rows": {f"{by:g} times": odd(ODD, by) for by in (4.0, 10.0, 30.0)} | {"shifted": shifted},
+        "one odd row": {f"{by:g} times": odd(1, by) for by in (10.0, 30.0)},
+        "rows no guess can find": {"ten, a key each": hidden},
+    }
+    for group, kinds in made.items():
+        for name, change in kinds.items():
+            yield Input(group, name, ROWS, partial(changed, change, options.seed))
+
+
+def changed(change: Callable[..., QKV], seed: int) -> QKV:
+    """Normal queries, keys and values, and what is odd about them."""
+    return change(*(torch.randn(1, HEADS, ROWS, WIDTH, generator=generator(seed + i)) for i in range(3)))
+
+
+def student(q: Tensor, k: Tensor, v: Tensor) -> QKV:
+    """Normal values over the root of a mean of two squares: Student's t with two degrees of freedom."""
+    squares = torch.randn(2, *v.shape[:3], generator=generator(11)).square().mean(0)
+    return q, k, v / squares.sqrt()[..., None]
+
+
+def cauchy(q: Tensor, k: Tensor, v: Tensor) -> QKV:
+    """Normal values over a normal number: Cauchy's distribution."""
+    return q, k, v / torch.randn(v.shape[:3], generator=generator(12)).abs().clamp(min=1e-6)[..., None]
+
+
+def huge(by: float) -> Callable[..., QKV]:
+    def change(q: Tensor, k: Tensor, v: Tensor) -> QKV:
+        v[:, :, 17] *= by
+        return q, k, v
+
+    return change
+
+
+def odd(count: int, by: float) -> Callable[..., QKV]:
+    def change(q: Tensor, k: Tensor, v: Tensor) -> QKV:
+        q[:, :, odd_rows(count)] *= by
+        return q, k, v
+
+    return change
+
+
+def shifted(q: Tensor, k: Tensor, v: Tensor) -> QKV:
+    q[:, :, odd_rows(ODD)] += 3
+    return q, k, v
+
+
+def hidden(q: Tensor, k: Tensor, v: Tensor) -> QKV:
+    """Queries of the usual length that point to one key each: only a score with that key would tell."""
+    rows = odd_rows(ODD)
+    q[:, :, rows] = 6 * torch.nn.functional.normalize(k[:, :, rows], dim=-1)
+    return q, k, v
+
+
+def odd_rows(count: int) -> Tensor:
+    return torch.randperm(ROWS, generator=generator(13))[:count]
+
+
+@torch.no_grad()
+def certified(qkv: QKV, exact: Tensor, method: str, options: Coverage) -> Record:
+    """How often interval and bound hold over draws of the sketch, of the check rows, and heads."""
+    name, settings = METHODS[method]
+    module = build(name, head_dim=qkv[0].shape[-1], **settings).eval()
+    inputs, batch = prepare(*qkv), (qkv[0].shape[0], qkv[0].shape[1])
+    infos, truths = [], []
+    for sketch in range(options.sketches):
+        source = generator(1000 * options.seed + sketch)
+        noise = module.sample_noise(*qkv[:2], generator=source)
+        output, trace = run_attention(module.attend, inputs, noise)
+        truth = relative_error(output, exact)  # (1, h)
+        rand = from_generator(batch, generator=source)
+        for _ in range(options.draws):
+            infos.append(certificate(type(module), module.options, inputs, output, trace, rand, options.num_checks))
+            truths.append(truth)
+    truth, error, error_se, upper = (
+        torch.stack(x).double()
+        for x in (truths, *([getattr(info, field) for info in infos] for field in ("error", "error_se", "error_upper")))
+    )
+    return {
+        "heads": qkv[0].shape[1],
+        "intervals": truth.numel(),
+        "error": float(truth.mean()),
+        "two": float(((error - truth).abs() <= 2 * error_se).double().mean()),
+        "upper": float((truth <= upper).double().mean()),
+        "square": float(error.square().mean() / truth.square().mean()),
+        "margin": float((upper / truth).median()),
+    }
+
+
+@torch.no_grad()
+def chosen(qkv: QKV, exact: Tensor, function: str, options: Coverage) -> Record:
+    """How often a fresh draw at the chosen budget exceeds the tolerance, one head at a time."""
+    attention, above, budgets = FUNCTIONS[function], 0, []
+    heads, references = qkv[0].shape[1], {}
+    for trial in range(options.trials):
+        head = (trial // len(FACTORS)) % heads
+        one, truth = tuple(x[:, head : head + 1] for x in qkv), exact[:, head : head + 1]
+
+        def error(d: int, seed: int, one: tuple[Tensor, ...] = one, truth: Tensor = truth) -> float:
+            return float(relative_error(attention(*one, budget=d, generator=generator(seed)), truth))
+
+        if head not in references:
+            references[head] = sorted(error(REFERENCE, seed) for seed in range(9))[4]
+        tolerance = references[head] * FACTORS[trial % len(FACTORS)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that all keys are needed
+            d = choose_budget(
+                *one, tolerance=tolerance, attention=attention, generator=generator(10_000 * options.seed + 500 + trial)
+            )
+        budgets.append(d)
+        above += error(d, 10_000 * options.seed + 5_000 + trial) > tolerance
+    middle = sorted(budgets)[len(budgets) // 2]
+    return {"heads": heads, "above": above, "median_budget": middle, "all_keys": sum(d == ROWS for d in budgets)}
+
+
+def missing_records(options: Coverage, present: Iterable[Record], on_step: OnStep) -> Iterator[Record]:
+    """Records of the kinds "coverage" and "coverage_budget" that `present` does not hold."""
+    done = Ledger(KEY, present)
+    text = "Python reference" if options.text is None else options.text.stem
+    common: Record = {"text": text, "num_checks": options.num_checks, "seed": options.seed}
+
+    def about(each: Input, kind: str, method: str) -> Record:
+        counted = {"sketches": options.sketches, "draws": options.draws} if kind == "coverage" else {}
+        asked: Record = {"trials": options.trials} if kind == "coverage_budget" else {}
+        return {"kind": kind, "input": each.name, "group": each.group, "n": each.n, "method": method, **common} | (
+            counted | asked
+        )
+
+    def wanted(each: Input) -> list[tuple[str, str]]:
+        kinds = [("coverage", method) for method in METHODS if each.group != "MiniLM" or each.n in options.lengths]
+        if options.trials and each.n == ROWS and each.group != "rows no guess can find":
+            kinds += [("coverage_budget", name) for name in FUNCTIONS]
+        return [(kind, method) for kind, method in kinds if about(each, kind, method) not in done]
+
+    left = [(each, kinds) for each in inputs_of(options) if (kinds := wanted(each))]
+    work = Work(sum(each.cost * len(kinds) for each, kinds in left), on_step)
+    for each, kinds in left:
+        qkv = each.make()
+        exact = exact_attention(*qkv)
+        for kind, method in kinds:
+            work.step(f"{each.group}, {each.name}, n = {each.n:,}: {method}", each.cost)
+            found = (
+                certified(qkv, exact, method, options) if kind == "coverage" else chosen(qkv, exact, method, options)
+            )
+            yield {**about(each, kind, method), **found, "started": now(), **machine()}
+
+
+def table(records: Sequence[Record]) -> str:
+    """Markdown: a row for each input, with the three methods side by side; then the budgets."""
+    lines = []
+    rows: dict[tuple[Any, ...], dict[Any, Record]] = {}
+    for record in records:
+        if record.get("kind") == "coverage":
+            rows.setdefault((record["group"], record["n"], record["input"]), {})[record["method"]] = record
+    heading = " | ".join(f"{method}: two, upper | margin" for method in METHODS)
+    lines += [f"| input | n | | {heading} |", "|---" * (3 + 2 * len(METHODS)) + "|"]
+    for (group, n, name), found in rows.items():
+        cells = [_cells(found.get(method)) for method in METHODS]
+        lines.append(f"| {group} | {n} | {name} | {' | '.join(cells)} |")
+    budgets = [record for record in records if record.get("kind") == "coverage_budget"]
+    if budgets:
+        lines += ["", "| input | | method | above the tolerance | median d | all keys |", "|---|---|---|---|---|---|"]
+    for r in budgets:
+        lines.append(
+            f"| {r['group']} | {r['input']} | {r['method']} | {r['above']} of {r['trials']} | {r['median_budget']} "
+            f"| {r['all_keys']} |"
+        )
+    return "\n".join(lines)
+
+
+def _cells(record: Record | None) -> str:
+    if record is None:
+        return " | "
+    two, upper, margin = (float(record[name] or 0) for name in ("two", "upper", "margin"))
+    return f"{100 * two:.1f}, {100 * upper:.1f} | {margin:.2f}"
+
+
+def run(options: Coverage) -> str:
+    """Measure what is missing in the records file and return the tables."""
+    for name in ("sketches", "draws", "num_checks"):
+        check_count(name, getattr(options, name))
+    check_count("trials", options.trials, at_least=0)
+    for n in options.lengths:
+        check_count("length", n)
+    use_threads(options.threads)
+    records = read_known(options.records)
+    with progress(Console(stderr=True, highlight=False)) as begin:
+        append_all(options.records, records, missing_records(options, tuple(records), begin("coverage")))
+    return table(records)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables and return the exit status: 2 for what the user can mend, said in one line."""
+    return start(Coverage, lambda options: print(run(options)), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

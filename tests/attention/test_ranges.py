@@ -1,0 +1,111 @@
+"""A method's output is finite whenever exact attention's is: any size of values, logits to 1e4, every precision."""
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from skeinformer import build, cluster_attention, skein_attention
+from skeinformer.kernels.choice import plain_forms
+from skeinformer.kernels.ranges import narrow, row_norms
+from tests.helpers import DTYPES, SHARED_QK, VARIANTS, generator, gradients, inputs_for, random_mask, tensors
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "name": draw(st.sampled_from(sorted(VARIANTS))),
+        "dtype": draw(st.sampled_from(DTYPES)),
+        "n": draw(st.sampled_from([3, 11, 40, 90])),
+        "n_k": draw(st.sampled_from([7, 60])),
+        "budget": draw(st.sampled_from([1, 5, 16])),
+        "seed": draw(st.integers(0, 10**6)),
+        "logits": 10 ** draw(st.floats(-2, 4)),
+        "values": 10 ** draw(st.floats(-30, 30)),
+        "uneven": draw(st.booleans()),
+        "masked": draw(st.booleans()),
+    }
+
+
+def extreme_inputs(problem: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs whose largest logit and value are those of the problem, as far as the precision can hold them."""
+    name, dtype, source = problem["name"], problem["dtype"], generator(problem["seed"])
+    q, k, v = (x.detach() for x in inputs_for(name, 1, 2, problem["n"], problem["n_k"], seed=problem["seed"]))
+    size = math.sqrt(problem["logits"] / (q @ k.mT / 2).abs().max())
+    if problem["uneven"]:
+        v = v * 10 ** (20 * torch.rand(v.shape[:3], generator=source, dtype=v.dtype) - 20)[..., None]
+    limit = torch.finfo(dtype).max / 4
+    v = (v * problem["values"]).clamp(-limit, limit).to(dtype)
+    q = (q * size).to(dtype)
+    return q, q if name in SHARED_QK else (k * size).to(dtype), v
+
+
+def check_finite(problem: dict[str, Any]) -> None:
+    q, k, v = extreme_inputs(problem)
+    mask = random_mask(1, q.shape[2], problem["seed"]) if problem["masked"] and q.shape == k.shape else None
+    masks = {"key_mask": mask, "query_mask": mask}
+    assert build("softmax", head_dim=4)(q, k, v, **masks).isfinite().all()
+    module = VARIANTS[problem["name"]].build(budget=problem["budget"]).eval()
+    output, info = module.certify(q, k, v, generator=generator(problem["seed"]), **masks)
+    assert output.isfinite().all()
+    assert not any(x.isnan().any() for x in (info.error, info.error_se, info.error_upper))
+
+
+@hypothesis_settings(max_examples=60)
+@given(problem=problems())
+def test_outputs_are_finite_where_those_of_exact_attention_are(problem: dict[str, Any]) -> None:
+    check_finite(problem)
+
+
+@pytest.mark.slow
+@hypothesis_settings(max_examples=10_000)
+@given(problem=problems())
+def test_outputs_are_finite_in_ten_thousand_cases(problem: dict[str, Any]) -> None:
+    check_finite(problem)
+
+
+@pytest.mark.parametrize("size", [1e20, 1e30, 1e-20, 1e-30])
+@pytest.mark.parametrize("attention", [cluster_attention, skein_attention])
+def test_a_sketch_does_not_depend_on_the_unit_of_the_values(attention: Any, size: float) -> None:
+    """Squares of the values overflowed in the fit of the linear term: NaN, in the output and in the info."""
+    q, k, v = (x.detach().float() for x in tensors(1, 2, 128, p=32))
+    options: dict[str, Any] = {"budget": 16, "return_info": True}
+    expected, of_expected = attention(q, k, v, generator=generator(3), **options)
+    output, info = attention(q, k, v * size, generator=generator(3), **options)
+    torch.testing.assert_close(output / size, expected, rtol=1e-4, atol=1e-5)
+    for name in ("error", "error_se", "error_upper"):
+        torch.testing.assert_close(getattr(info, name), getattr(of_expected, name), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("gradient", ["keys", "queries"])
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("n", [128, 1024])
+def test_gradients_in_half_precision_at_large_logits(gradient: str, plain: bool, n: int) -> None:
+    """A sum over all queries left the range of float16: dK and dV were NaN."""
+    q, k, v = (x.detach() for x in tensors(1, 2, n, p=64))
+    inputs = tuple(x.half().requires_grad_() for x in (3000 * q, k, v))
+    assert (inputs[0].double() @ inputs[1].double().mT / 8).abs().max() > 1e4
+    with plain_forms() if plain else nullcontext():
+        output = cluster_attention(*inputs, generator=generator(3), gradient=gradient)
+        assert all(x.isfinite().all() for x in (output, *gradients(output, inputs)))
+
+
+def test_what_exceeds_half_precision_becomes_its_largest_number() -> None:
+    x = torch.tensor([1e5, -1e5, 3.0], requires_grad=True)
+    found = narrow(x, torch.float16)
+    assert found.tolist() == [65504.0, -65504.0, 3.0]
+    assert narrow(x, torch.float32) is x
+
+
+def test_norms_of_moderate_rows_are_those_of_torch_to_the_bit() -> None:
+    x = torch.randn(2, 3, 50, 8, generator=generator())
+    assert torch.equal(row_norms(x, torch.float32), x.norm(dim=-1))
+    torch.testing.assert_close(
+        row_norms(x * 1e30, torch.float32), row_norms(x * 1e-30, torch.float32), rtol=1e-5, atol=0
+    )
