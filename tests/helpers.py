@@ -11,7 +11,6 @@ from torch import Tensor
 from skeinformer.attention import METHODS, Attention, build
 from skeinformer.noise import from_generator
 from skeinformer.sketch import SKETCHES
-from tests import reference
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HEAD_DIM = 4
@@ -214,24 +213,20 @@ def exact(
     query_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Exact attention by the transcription, for tensors of any size that loops can bear."""
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return over_heads(
-        lambda Q, K, V, keys, queries, _: reference.softmax_attention(Q, K, V, scale, keys, queries),
-        q,
-        k,
-        v,
-        key_mask,
-        query_mask,
-    )
+    """Exact attention by plain matrix products; test_exact compares it with the loops of the transcription."""
+    scores = (q @ k.mT) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if key_mask is not None:
+        scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
+        some = key_mask.any(-1)[:, None, None, None]  # no real key gives zeros
+        scores = scores.where(some, 0)
+        v = v.where(some, 0)
+    output = scores.softmax(-1) @ v
+    return output if query_mask is None else output.where(query_mask[:, None, :, None], 0)
 
 
 def dense_exact(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-    """Exact attention by plain float64 matrix products, for what is too large for loops. Every example has a key."""
-    scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
-    if key_mask is not None:
-        scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
-    return scores.softmax(-1) @ v.double()
+    """Exact attention in float64."""
+    return exact(q.double(), k.double(), v.double(), key_mask)
 
 
 def dense_shared(q: Tensor, v: Tensor) -> Tensor:

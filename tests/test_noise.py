@@ -44,6 +44,11 @@ def test_numbers_of_a_seed_are_uniform(seed: int, dtype: torch.dtype) -> None:
     assert ((u > 0) & (u < 1)).all()
     for head in range(3):
         assert_uniform(u[0, head])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_numbers_of_heads_draws_and_seeds_are_uniform(seed: int) -> None:
+    rand = from_seed((1, 3), seed)
     across_heads = from_seed((1, COUNT), seed)(2)
     assert_uniform(across_heads[0, :, 0])
     across_draws = torch.stack([rand(1) for _ in range(1000)])

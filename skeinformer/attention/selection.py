@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from skeinformer.noise import gumbel
 
@@ -26,6 +25,15 @@ def at_most(k: int, n: int) -> int:
     return k if k <= n else n
 
 
+def always(condition: bool) -> bool:
+    """Whether a condition on lengths, symbolic ones in an exported graph, holds for all of them."""
+    # imported here: it brings sympy, half of the time that `import skeinformer` takes beyond torch's
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    found: bool = statically_known_true(condition)
+    return found
+
+
 def top(score: Tensor, k: int) -> Selection:
     """The k largest scores; -inf never counts as chosen. Of fewer than k all, in their order of rank.
 
@@ -33,7 +41,7 @@ def top(score: Tensor, k: int) -> Selection:
     repeats the last index. It has no gradient.
     """
     n = score.shape[-1]
-    if torch.compiler.is_exporting() and not statically_known_true(n >= k):
+    if torch.compiler.is_exporting() and not always(n >= k):
         values, index = torch.nn.functional.pad(score, (0, k), value=-torch.inf).topk(k, -1)
         return Selection(index.clamp(max=n - 1), values > -torch.inf)
     values, index = score.topk(at_most(k, n), -1)

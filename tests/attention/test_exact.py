@@ -13,6 +13,7 @@ MASKS = {
     "none": (None, None),
     "suffix": (lengths_mask([9, 4], 9), lengths_mask([7, 3], 7)),
     "anywhere": (random_mask(2, 9, seed=1), random_mask(2, 7, seed=2)),
+    "no_key": (lengths_mask([9, 0], 9), None),
 }
 
 
@@ -23,10 +24,16 @@ def test_softmax_is_the_transcription(name: str, case: str, scale: float | None)
     key_mask, query_mask = MASKS[case]
     q, k, v = tensors(2, 2, 7, 9, p_v=5, peak=4)
     output = build(name, head_dim=4, scale=scale).eval()(q, k, v, key_mask=key_mask, query_mask=query_mask)
-    expected = exact(q, k, v, key_mask, query_mask, scale)
-    torch.testing.assert_close(output, expected, rtol=1e-11, atol=1e-12)
-    for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    s = 1 / math.sqrt(4) if scale is None else scale
+    expected = over_heads(
+        lambda Q, K, V, keys, queries, _: reference.softmax_attention(Q, K, V, s, keys, queries),
+        *(q, k, v, key_mask, query_mask),
+    )
+    slopes = gradients(expected, (q, k, v))
+    for found in (output, exact(q, k, v, key_mask, query_mask, scale)):  # and what the other tests compare with
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+        for ours, theirs in zip(gradients(found, (q, k, v)), slopes, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", MASKS)

@@ -178,7 +178,7 @@ def test_second_derivatives_are_right_or_an_error(name: str) -> None:
     assert float((second * direction).sum()) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", SHARED_QK)
+@pytest.mark.parametrize("name", sorted(SHARED_QK))
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_second_derivatives_of_shared_queries_are_right_or_an_error(name: str, plain: bool, masked: bool) -> None:

@@ -74,8 +74,11 @@ def transcribed(
     return over_heads(one_head, q, k, v, key_mask, query_mask)
 
 
-@pytest.mark.parametrize("p_v", [3, 5])  # the gradient by hand, and autograd's
-@pytest.mark.parametrize("num_pilots", [3, 20])
+# p_v = p, and another: the gradient by hand, and autograd's
+@pytest.mark.parametrize(
+    ("num_pilots", "p_v"),
+    [(3, 3), (20, 5), pytest.param(3, 5, marks=pytest.mark.slow), pytest.param(20, 3, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("options", OPTIONS, ids=label)
 def test_values_and_gradients_of_algorithm_1(options: dict[str, object], case: str, num_pilots: int, p_v: int) -> None:

@@ -207,9 +207,9 @@ USES: dict[str, str | None] = {  # arguments, and the verb whose module they loa
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
-    """The modules that `skein` has loaded at its end: one process for each use, forked where torch alone is loaded."""
+    """The modules that `skein` has loaded at its end: one process for each use, forked with what all of them need."""
     program = """
-import os, sys, torch
+import os, sys, rich.console, torch, tyro
 for use in sys.argv[1:]:
     sys.stdout.flush()
     if not os.fork():

@@ -100,20 +100,20 @@ def test_a_second_run_adds_only_what_is_new(tmp_path: Path) -> None:
 
 def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
-    options = Approx(**{**TINY, "trials": 40, "gradient_trials": 0, "time_rounds": 0, "lengths": (64,)}, records=file)
+    options = Approx(**{**TINY, "trials": 16, "gradient_trials": 0, "time_rounds": 0, "lengths": (64,)}, records=file)
     arguments = ["--lengths", "64", "--budgets", "4", "8", "--methods", *options.methods, "--records", str(file)]
-    arguments += ["--trials", "40", "--gradient-trials", "0", "--time-rounds", "0"]
+    arguments += ["--trials", "16", "--gradient-trials", "0", "--time-rounds", "0"]
     command = [sys.executable, "-u", "-m", "skeinformer", "approx", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "trial 3 of 40" in line:
+            if "trial 3 of 16" in line:
                 process.send_signal(signal.SIGKILL)
                 break
     before = file.read_bytes()
     kept = read(file)
-    assert 0 < len(kept) < 40 * 2 * 3
+    assert 0 < len(kept) < 16 * 2 * 3
     with file.open("ab") as torn:
         torn.write(b'{"kind": "approx", "n": 6')  # what a write that was cut off leaves
     run_approx(options, console())
@@ -121,7 +121,7 @@ def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path: Path) ->
     records = [r for r in read(file) if r["kind"] == "approx"]
     found = Counter(key_of(r, (*KEYS, "trial")) for r in records)
     assert max(found.values()) == 1
-    assert len(found) == 40 * 2 * 3  # trials x weights x (V-mean, Skeinformer at two d)
+    assert len(found) == 16 * 2 * 3  # trials x weights x (V-mean, Skeinformer at two d)
     # what is measured after the break is what an unbroken run measures
     again = tmp_path / "again.jsonl"
     run_approx(

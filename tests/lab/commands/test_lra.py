@@ -74,6 +74,7 @@ def test_cells_run_fail_and_are_skipped(data: Path, tmp_path: Path) -> None:
     assert sum(record["kind"] == "lra_failure" for record in records) == 1
 
 
+@pytest.mark.slow  # two runs in processes of their own, twice; test_loop kills and continues a run
 def test_a_killed_matrix_goes_on(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "lra"
     options = "--tasks text --methods softmax vmean --no-baseline --max-len 16 --batch 4 --steps 120 --check-every 5"

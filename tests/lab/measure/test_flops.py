@@ -102,7 +102,7 @@ def test_solving_with_a_triangle_is_counted_as_half_a_product() -> None:
     assert executed == 3 * 5 * 5 * 7
 
 
-@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("backward", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", METHODS)
 def test_fake_tensors_count_what_real_ones_do(name: str, backward: bool) -> None:
     n, budget, head_dim = 75, 16, 8
@@ -207,7 +207,7 @@ def test_the_page_derives_the_methods_of_the_paper() -> None:
     assert set(PAPER) <= set(TERMS) <= set(METHODS)
 
 
-@pytest.mark.parametrize(("n", "d", "p"), [(16384, 256, 32), (8192, 128, 16)])
+@pytest.mark.parametrize(("n", "d", "p"), [(16384, 256, 32), pytest.param(8192, 128, 16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TERMS)
 def test_the_terms_on_the_page_add_up(name: str, n: int, d: int, p: int) -> None:
     counted = sum(count_multiply_adds(name, n, budget=d, head_dim=p).values())

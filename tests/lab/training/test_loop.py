@@ -48,7 +48,7 @@ def numbers(records: list[Record]) -> list[Record]:
 
 
 @pytest.mark.parametrize(
-    "task", [pytest.param(task, marks=[] if task in ("listops", "retrieval") else [pytest.mark.slow]) for task in TASKS]
+    "task", [pytest.param(task, marks=[] if task == "listops" else [pytest.mark.slow]) for task in TASKS]
 )
 def test_a_task_is_learned_that_a_bag_cannot(stores: dict[str, Path], tmp_path: Path, task: str) -> None:
     longer: dict[str, Any] = {
@@ -114,7 +114,9 @@ def test_the_best_weights_are_tested_and_patience_ends_a_run(stores: dict[str, P
 def test_a_divided_batch_gives_the_same_run(stores: dict[str, Path], tmp_path: Path, task: str) -> None:
     runs = []
     for micro in (16, 5, 1):
-        made = job(stores[task], tmp_path / str(micro), task=task, micro_batch=micro, dropout=0.0)
+        made = job(
+            stores[task], tmp_path / str(micro), task=task, micro_batch=micro, dropout=0.0, steps=6, check_every=3
+        )
         result = train(made)
         assert (result["micro_batch"], result["accumulation"]) == (micro, -(-16 // micro))
         runs.append([r for r in read(made.out / "records.jsonl") if r["kind"] == "lra_check"])
@@ -270,7 +272,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(stores: dict[str, Path], tmp_pat
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[] if x == "cpu" else [pytest.mark.slow]) for x in RECIPES])
 def test_every_method_takes_a_step_in_every_recipe(
     stores: dict[str, Path], tmp_path: Path, name: str, method: str
 ) -> None:
