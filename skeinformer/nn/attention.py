@@ -6,6 +6,7 @@ model that exists.
 """
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -139,18 +140,21 @@ class MultiheadAttention(nn.MultiheadAttention):
             check_input(name, x, width, query.dim())
         key_mask = real_keys(key_padding_mask, key, batch_first=self.batch_first)
         query_mask = key_mask if self._is_self_attention(query, key) else None
-        q, k, v = (self._heads(x) for x in self._project(query, key, value))
+        exact = self.why_exact(query, key, value) is not None
+        q, k, v = (self._heads(x) for x in self._project(query, key, value, together=exact))
         k, v, key_mask = self._append_keys(k, v, key_mask)
-        output = self._attend(q, k, v, key_mask, query_mask)  # (b, h, n, p)
+        output = self._attend(q, k, v, key_mask, query_mask, exact)  # (b, h, n, p)
         output = output.transpose(1, 2) if self.batch_first else output.permute(2, 0, 1, 3)
         if query.dim() == 2:
             output = output.reshape(*query.shape[:-1], self.num_heads, self.head_dim)
         return F.linear(output.flatten(-2), self.out_proj.weight, self.out_proj.bias), None
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
-        """(b, h, n, p), by the method, or exactly where `why_exact` has a reason."""
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, exact: bool
+    ) -> Tensor:
+        """(b, h, n, p), by the method or exactly."""
         dropout = self.dropout if self.training else 0.0
-        if self.why_exact(q, k, v) is not None:
+        if exact:
             scale = getattr(self.attention.options, "scale", None)
             return exact_attention(q, k, v, key_mask, query_mask, dropout, scale)
         if dropout > 0 and not drops_weights(self.method):
@@ -158,15 +162,18 @@ class MultiheadAttention(nn.MultiheadAttention):
         output: Tensor = self.attention(q, k, v, key_mask=key_mask, query_mask=query_mask)
         return output
 
-    def why_exact(self, q: Tensor, k: Tensor, v: Tensor) -> str | None:
-        """Why a call with these heads, (b, h, n, p), is computed exactly, or None where the method computes it."""
+    def why_exact(self, query: Tensor, key: Tensor, value: Tensor) -> str | None:
+        """Why a call with these inputs is computed exactly, or None where the method computes it."""
         if not isinstance(self.attention, Attention) or next(self.attention.parameters(), None) is not None:
             return None  # a method with parameters would never be trained
         if self.attention.group is not None:
             return None  # other ranks hold tokens too
-        gradients = self.training or recorded(q, k, v)
-        (n, p), n_k, device = q.shape[-2:], k.shape[-2], q.device.type
-        return why_exact(self.min_length, n, n_k, *sizes_of(self.attention), p, gradients, self.method, device)
+        own = (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight, self.in_proj_bias)
+        tensors = [x for x in (query, key, value, *own, self.bias_k, self.bias_v) if x is not None]
+        tokens = 1 if self.batch_first and query.dim() == 3 else 0
+        n, n_k = query.shape[tokens], key.shape[tokens] + (self.bias_k is not None) + self.add_zero_attn
+        sizes = (n, n_k, *sizes_of(self.attention), self.head_dim)
+        return why_exact(self.min_length, *sizes, self.training or recorded(*tensors), self.method, query.device.type)
 
     def _is_self_attention(self, query: Tensor, key: Tensor) -> bool:
         if self.self_attention and query.shape[:-1] != key.shape[:-1]:
@@ -176,8 +183,14 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         return query is key if self.self_attention is None else self.self_attention
 
-    def _project(self, *inputs: Tensor) -> list[Tensor]:
-        """Each of query, key and value by its weights, (..., embed_dim)."""
+    def _project(self, *inputs: Tensor, together: bool) -> Sequence[Tensor]:
+        """Each of query, key and value by its weights, (..., embed_dim).
+
+        together: where they are one tensor, by one product; the three then lie beside each other in memory, which the
+        fused kernel does not mind, and sketches that gather rows do.
+        """
+        if together and self.in_proj_weight is not None and all(x is inputs[0] for x in inputs):
+            return F.linear(inputs[0], self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         else:

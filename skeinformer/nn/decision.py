@@ -36,8 +36,9 @@ class Cost(NamedTuple):
     """For each key and each pilot row."""
 
 
-# Forward, and forward with backward in pairs of the exact kernel's forward with backward. PROVISIONAL, from the records
-# behind docs/performance.md: b = 4, h = 2, p = 32, float32, two cores. To measure them anew:
+# Forward, and forward with backward in pairs of the exact kernel's forward with backward. From the records behind
+# docs/performance.md: b = 4, h = 2, p = 32, float32, two cores; `python -m studies.never_slower` checks them on layers
+# and on a model. To measure them anew:
 #
 #     skein bench --methods NAME --budget 16 --lengths 512 1024 2048 4096 --records bench.jsonl     (and other budgets)
 #
