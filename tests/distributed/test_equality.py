@@ -26,6 +26,10 @@ OF_QUERIES = {"budget": 5, "gradient": "queries"}
 CASES = {
     "cluster": Case("cluster", {"budget": 5}, certify=True),
     "cluster-masked": Case("cluster", {"budget": 5}, certify=True, **MASKED),
+    # more keys than the certificate's guesses see: every second one
+    "cluster-long": Case(
+        "cluster", {"budget": 5}, b=1, n=1100, certify=True, queries={3: (1, 1000, 99), 4: (7, 0, 993, 100)}
+    ),
     "cluster-unequal-given": Case("cluster", {"budget": 5, "num_pilots": 3}, noise="given", queries=UNEQUAL),
     "cluster-padding-only": Case(
         "cluster", {"budget": 5}, key_mask=ONE_RANK, query_mask=ONE_RANK, queries=UNEQUAL, noise="generator"
