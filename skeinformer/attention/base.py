@@ -184,10 +184,10 @@ class Attention(nn.Module):
         The target is softmax attention for every method, also for those that approximate another (reformer,
         linear_transformer).
         """
-        check_count("num_checks", num_checks)
         if self.group is not None:
             call = Call(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
             return self.over_group(call, num_checks)
+        check_count("num_checks", num_checks)
         inputs, noise, rand = self.settle(query, key, value, key_mask, query_mask, noise, generator)
         output, trace = run(self.attend, inputs, noise)
         return output, certificate(type(self), self.options, inputs, output, trace, rand, num_checks)

@@ -31,6 +31,7 @@ from skeinformer.kernels.rows import gather_rows
 
 SEEN = 512  # of so many keys at least, where there are as many, are means and covariances taken
 FAR = 16  # keys of the part `lean`
+ROUNDING = 64  # times the precision: rows that differ by less are alike, and must not be told apart by rounding
 
 
 class Checks(NamedTuple):
@@ -134,6 +135,7 @@ def row_mass(inputs: Inputs, output: Tensor, candidates: Tensor, scale: float, o
     s = scale * units[0] * units[1]  # (b, h, 1, 1)
     lean = _lean(query, *_farthest(*offers), variance * s[..., 0].square(), count[..., 0], s)
     deviation = (output - means[3]).square().sum(-1)
+    deviation = deviation.where(deviation > (ROUNDING * torch.finfo(dtype).eps) ** 2, 0)  # of numbers up to 1
     parts = [x.nan_to_num(0, 0, 0).where(candidates, 0) for x in (spread, spread.square(), lean, deviation)]
     totals = over.every(*(x.sum(-1, keepdim=True) for x in parts))
     uniform = candidates / our_count[..., 0].clamp(min=1)
@@ -146,7 +148,7 @@ def _quadratic_forms(query: Tensor, mean: Tensor, covariance: Tensor) -> tuple[T
     product = query @ covariance
     own = (product * query).sum(-1)
     spread = own - 2 * (product * mean).sum(-1) + (mean @ covariance * mean).sum(-1)
-    return spread.clamp(min=0), own
+    return spread.where(spread > ROUNDING * torch.finfo(own.dtype).eps * own, 0), own
 
 
 def _farthest(score: Tensor, keys: Tensor, of_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ from skeinformer.attention.virtual_keys import VirtualKeys
 from skeinformer.kernels import pilots as kernels
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.merge import ExactRows
-from skeinformer.kernels.ranges import row_norms
+from skeinformer.kernels.ranges import log_row_norms
 from skeinformer.kernels.rows import gather_rows
 
 FAINTEST = 30.0  # a value of norm 0 counts as e^-30 of the largest: it adds nothing to B V, but its key has mass
@@ -109,16 +109,22 @@ def kept_pilots(pilots: KeptPilots) -> Iterator[None]:
 
 
 @torch.no_grad()
-def log_importance(pilots: Pilots, source: VirtualKeys, scale: float) -> Tensor:
+def log_importance(pilots: Pilots, source: VirtualKeys, scale: float, largest_norm: Tensor | None = None) -> Tensor:
     """log p_i of Eq. (5), up to a constant: 1/2 log sum_J b_ji^2 + log |v_i|; -inf for empty slots, else finite.
 
-    A slot of weight w has a column w times as large. Time O(P n p), memory O(n).
+    A slot of weight w has a column w times as large. largest_norm: (b, h, 1), of `log_norms` where not all values are
+    here. Time O(P n p), memory O(n).
     """
-    log_square = log_square_of(pilots, source, scale)  # (b, h, n)
-    log_norm = row_norms(source.values, log_square.dtype).log().clamp(-100, 100)  # (b, h, n)
-    log_norm = torch.maximum(log_norm, log_norm.amax(-1, keepdim=True) - FAINTEST)
+    log_square, log_norm = log_square_of(pilots, source, scale), log_norms(source.values)  # (b, h, n)
+    largest = log_norm.amax(-1, keepdim=True) if largest_norm is None else largest_norm
+    log_norm = torch.maximum(log_norm, largest - FAINTEST)
     log_probability = log_norm + log_square / 2
     return log_probability if source.log_weight is None else log_probability + source.log_weight
+
+
+def log_norms(values: Tensor) -> Tensor:
+    """log |v_i|, finite also where it is 0: (b, h, n), in the precision of statistics."""
+    return log_row_norms(values, statistics_dtype(values)).clamp(-1000, 1000)
 
 
 def log_square_of(pilots: Pilots, source: VirtualKeys, scale: float) -> Tensor:

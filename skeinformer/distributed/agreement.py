@@ -14,6 +14,7 @@ import torch
 
 from skeinformer.distributed.collectives import RankError, gather_objects, gather_over
 from skeinformer.distributed.group import Group, by_rank
+from skeinformer.distributed.notes import described
 from skeinformer.noise import Window
 
 STEP = "shares"
@@ -52,32 +53,40 @@ class Shares:
         return Window(sum(self.keys[: self.group.rank]), self.n_k)
 
 
-def agree(group: Group, facts: Mapping[str, object], queries: int, keys: int, state: int) -> Shares:
-    """The shares of all ranks, or on all ranks an error that names what a rank says otherwise.
+def agree(
+    group: Group,
+    facts: Mapping[str, object],
+    queries: int = 0,
+    keys: int = 0,
+    state: int = 0,
+    *,
+    step: str = STEP,
+    hint: str = "All must ask for the same",
+) -> Shares:
+    """The shares of all ranks, or on all ranks an error that names what a rank says otherwise, and ends with the hint.
 
     facts: what must be the same everywhere. state: a number made of this rank's random state.
     """
     said = {name: str(fact) for name, fact in facts.items()}
-    every = _exchange(group, (0, fingerprint(repr(said)), queries, keys, state))
+    every = _exchange(group, step, (0, fingerprint(repr(said)), queries, keys, state))
     failed = [rank for rank, (status, *_) in enumerate(every) if status]
     if failed:
-        message = gather_objects(group, STEP, None)[failed[0]]
+        message = gather_objects(group, step, None)[failed[0]]
         raise RankError(f"rank {failed[0]} of {group.size} raised {message}. Rank {group.rank} waits no longer")
     if len({row[1] for row in every}) > 1:
-        raise ValueError(_differences(gather_objects(group, STEP, said)))
+        raise ValueError(f"the ranks of the group disagree: {_differences(gather_objects(group, step, said))}. {hint}")
     _, _, of_queries, of_keys, states = zip(*every, strict=True)
     return Shares(group, of_queries, of_keys, states[0], len(set(states)) == 1)
 
 
 @contextmanager
-def told(group: Group | None) -> Iterator[None]:
+def told(group: Group, step: str = STEP) -> Iterator[None]:
     """An error in here, before `agree`, is told to the other ranks, which wait there, and raised."""
     try:
         yield
-    except (TypeError, ValueError) as error:
-        if group is not None:
-            _exchange(group, (1, 0, 0, 0, 0))
-            gather_objects(group, STEP, f"{type(error).__name__}: {error}")
+    except Exception as error:
+        _exchange(group, step, (1, 0, 0, 0, 0))
+        gather_objects(group, step, described(error))
         raise
 
 
@@ -87,14 +96,14 @@ def fingerprint(said: str | bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
-def _exchange(group: Group, mine: tuple[int, ...]) -> list[list[int]]:
-    (every,) = gather_over(group, STEP, torch.tensor(mine, device=group.device))
+def _exchange(group: Group, step: str, mine: tuple[int, ...]) -> list[list[int]]:
+    (every,) = gather_over(group, step, torch.tensor(mine, device=group.device))
     return every.tolist()
 
 
 def _differences(said: list[dict[str, Any] | None]) -> str:
-    """'the ranks of the group disagree: budget is 16 on rank 0 and 32 on rank 1 ...'."""
+    """'budget is 16 on rank 0 and 32 on rank 1'."""
     names = dict.fromkeys(name for facts in said if facts for name in facts)
     of_ranks = {name: [(facts or {}).get(name, "not given") for facts in said] for name in names}
     parts = [f"{name} is {by_rank(each)}" for name, each in of_ranks.items() if len(set(each)) > 1]
-    return f"the ranks of the group disagree: {'; '.join(parts)}. All must ask for the same"
+    return "; ".join(parts)

@@ -8,6 +8,7 @@ are gradients of is the *sum* of all ranks' losses.
 import functools
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from skeinformer.distributed.group import Group
-from skeinformer.distributed.unheard import who_is_unheard
+from skeinformer.distributed.notes import all_raised, described, leave_note, what_is_known
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +28,8 @@ REASON = "attention over a group exchanges with other ranks, and is no part of a
 _all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
 _watching: "list[list[Exchange]]" = []
+_begun: Counter[str] = Counter()  # exchanges, by the name of the group: ranks that are in step have the same number
+_raised: dict[str, str] = {}  # what this rank has raised in the middle of its last call, by the name of the group
 
 
 class RankError(RuntimeError):
@@ -44,13 +47,9 @@ class Exchange(NamedTuple):
 
     @property
     def received(self) -> int:
-        """Bytes that a rank receives: those of all others, or for a sum twice its own (a ring's)."""
-        return moved(self.kind, self.size, self.ranks)
-
-
-def moved(kind: Kind, size: int, ranks: int) -> int:
-    """Bytes that one of `ranks` receives where each puts in `size`: (R - 1) size, or 2 (R - 1) / R size for a sum."""
-    return (ranks - 1) * size if kind == "gather" else math.ceil(2 * (ranks - 1) / ranks * size)
+        """Bytes that a rank receives: (R - 1) times the size, or for a sum, as rings do it, 2 (R - 1) / R times."""
+        others = self.ranks - 1
+        return others * self.size if self.kind == "gather" else math.ceil(2 * others / self.ranks * self.size)
 
 
 @contextmanager
@@ -106,14 +105,41 @@ def _taking_part(group: Group, step: str, kind: Kind, buffer: Tensor) -> Iterato
 
 @contextmanager
 def _named(group: Group, step: str) -> Iterator[None]:
+    _check_in_step(group)
+    _begun[group.name] += 1
     try:
         yield
     except RuntimeError as error:  # what a backend raises where a connection is lost, or nobody comes in time
+        cause, heard = what_is_known(group, _begun[group.name])
         raise RankError(
-            f"rank {group.rank} of {group.size} waited in vain in the exchange {step!r}: another rank of the group has "
-            "died, has raised an error of its own (see its output), or did not come here within the group's timeout; "
-            f"all ranks end. {who_is_unheard(group, step)}The backend says: {error}"
+            f"rank {group.rank} of {group.size} waited in vain in the exchange {step!r}: {cause}; all ranks end. "
+            f"{heard}The backend says: {error}"
         ) from error
+
+
+@contextmanager
+def noted(group: Group) -> Iterator[None]:
+    """An error in here, between two exchanges, is raised, and left as a note for the ranks that wait for this one."""
+    try:
+        yield
+    except RankError:
+        raise
+    except BaseException as error:
+        _raised[group.name] = described(error)
+        leave_note(group, _begun[group.name], f"raised {described(error)}")
+        raise
+
+
+def _check_in_step(group: Group) -> None:
+    """Raise where this rank left a call in its middle and another did not: their exchanges would be mixed up."""
+    if group.name not in _raised:
+        return
+    if not all_raised(group, _begun[group.name]):
+        raise RankError(
+            f"rank {group.rank} of {group.size} raised {_raised[group.name]} in the middle of an earlier call, where "
+            "others may still wait for it: the group is of no use any more; end all ranks, or make another group"
+        )
+    del _raised[group.name]
 
 
 def outside_of_graphs(function: Callable[P, R]) -> Callable[P, R]:

@@ -19,6 +19,7 @@ class Group:
         self.process_group = process_group
         self.rank: int = dist.get_rank(process_group)
         self.size: int = dist.get_world_size(process_group)
+        self.name: str = getattr(process_group, "group_name", "")
         if self.rank < 0:
             raise ValueError("this process is no rank of the group; call only on the ranks that share the sequence")
 

@@ -7,16 +7,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from skeinformer.distributed.agreement import fingerprint
-from skeinformer.distributed.collectives import (
-    all_sum,
-    gather_objects,
-    gather_over,
-    gathered,
-    outside_of_graphs,
-    sum_over,
-)
-from skeinformer.distributed.group import Group, by_rank
+from skeinformer.distributed.agreement import agree, told
+from skeinformer.distributed.collectives import all_sum, gathered, outside_of_graphs, sum_over
+from skeinformer.distributed.group import Group
+from skeinformer.kernels.choice import statistics_dtype
 
 
 def share_lengths(n: int, ranks: int) -> tuple[int, ...]:
@@ -45,41 +39,32 @@ def shard(*tensors: Tensor | None, group: Any, dim: int = 1, lengths: Sequence[i
     Every rank gives the whole tensors; None stays None. One small exchange makes sure that they are the same on all
     ranks. lengths: of the shares, in the order of ranks, where they are not to be as equal as possible; 0 is possible.
     """
-    group = Group.of(group)
-    _check_alike(group, tensors)
-    shares: list[Tensor | None] = []
-    for x in tensors:
-        if x is None:
-            shares.append(None)
-            continue
-        n = x.shape[dim]
-        own = share_lengths(n, group.size) if lengths is None else tuple(lengths)
-        if len(own) != group.size or sum(own) != n or min(own) < 0:
-            raise ValueError(
-                f"lengths={own} must be one for each of {group.size} ranks and sum to the {n} tokens of "
-                f"{tuple(x.shape)} along dim={dim}"
-            )
-        shares.append(x.narrow(dim, sum(own[: group.rank]), own[group.rank]))
+    shares = _shares(tensors, Group.of(group), dim, None if lengths is None else tuple(lengths))
     return shares[0] if len(shares) == 1 else tuple(shares)
 
 
 @outside_of_graphs
-def _check_alike(group: Group, tensors: Sequence[Tensor | None]) -> None:
-    """Raise on all ranks where the tensors differ between them, and say which and how."""
-    said = [_described(x) for x in tensors]
-    told = fingerprint(repr(said))
-    (every,) = gather_over(group, "shard", torch.tensor(told, device=group.device))
-    if (every == told).all():
-        return
-    of_all = gather_objects(group, "shard", said)
-    if len({len(of_rank) for of_rank in of_all}) > 1:
-        raise ValueError(f"ranks give shard different numbers of tensors: {by_rank(str(len(each)) for each in of_all)}")
-    for i, of_ranks in enumerate(zip(*of_all, strict=True)):
-        if len(set(of_ranks)) > 1:
-            raise ValueError(
-                f"tensor {i} of shard differs between ranks: {by_rank(of_ranks)}. Every rank gives the whole tensor, "
-                "and the same one: load the same batch on all ranks of the group"
-            )
+def _shares(
+    tensors: Sequence[Tensor | None], group: Group, dim: int, lengths: tuple[int, ...] | None
+) -> list[Tensor | None]:
+    """Where tensors differ between ranks, all ranks raise and say which and how."""
+    with told(group, "shard"):
+        shares = [None if x is None else _share(x, group, dim, lengths) for x in tensors]
+        facts = {f"tensor {i}": _described(x) for i, x in enumerate(tensors)}
+    hint = "Every rank gives shard the whole tensors, and the same ones: load the same batch on all ranks of the group"
+    agree(group, {**facts, "dim": dim, "lengths": lengths}, step="shard", hint=hint)
+    return shares
+
+
+def _share(x: Tensor, group: Group, dim: int, lengths: tuple[int, ...] | None) -> Tensor:
+    n = x.shape[dim]
+    own = share_lengths(n, group.size) if lengths is None else lengths
+    if len(own) != group.size or sum(own) != n or min(own) < 0:
+        raise ValueError(
+            f"lengths={own} must be one for each of {group.size} ranks and sum to the {n} tokens of "
+            f"{tuple(x.shape)} along dim={dim}"
+        )
+    return x.narrow(dim, sum(own[: group.rank]), own[group.rank])
 
 
 def _described(x: Tensor | None) -> str:
@@ -97,23 +82,29 @@ def gather(x: Tensor, group: Any, *, dim: int = 1) -> Tensor:
 
 
 @outside_of_graphs
-def _lengths(x: Tensor, dim: int, group: Group) -> list[int]:
-    """Of the shares of all ranks."""
-    (every,) = gather_over(group, "lengths", torch.tensor(x.shape[dim], device=group.device))
-    return every.tolist()
+def _lengths(x: Tensor, dim: int, group: Group, **facts: object) -> tuple[int, ...]:
+    """Of the shares of all ranks, which are alike in all else, and ask for the same."""
+    with told(group, "lengths"):
+        n, shape = x.shape[dim], list[object](x.shape)
+        shape[dim] = "tokens"
+    return agree(group, {"dtype": x.dtype, "shape": shape, **facts}, n, step="lengths").queries
 
 
 def mean_over_tokens(x: Tensor, mask: Tensor | None, group: Any) -> Tensor:
     """The mean over the real tokens of all ranks, on all ranks, with gradients: (b, n, ...), (b, n) -> (b, ...).
 
-    Zeros where an example has none. One collective, which a mean over the tokens of one process has not.
+    Zeros where an example has none. Sums are taken in float32 at least. One collective, which a mean over the tokens of
+    one process has not.
     """
+    dtype = statistics_dtype(x)  # a count of tokens, and their sum, would leave the range of float16
     if mask is None:
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask is {mask.dtype}, expected a boolean tensor, True = real; convert with mask.bool()")
     kept = x.masked_fill(~mask.reshape(*mask.shape, *[1] * (x.dim() - 2)), 0)
-    count = mask.sum(1).to(x.dtype)  # (b,)
-    total = all_sum(torch.cat([kept.sum(1).reshape(len(x), -1), count[:, None]], 1), group)
-    return (total[:, :-1] / total[:, -1:].clamp(min=1)).reshape(len(x), *x.shape[2:])
+    count = mask.sum(1).to(dtype)  # (b,)
+    total = all_sum(torch.cat([kept.sum(1, dtype=dtype).reshape(len(x), -1), count[:, None]], 1), group)
+    return (total[:, :-1] / total[:, -1:].clamp(min=1)).reshape(len(x), *x.shape[2:]).to(x.dtype)
 
 
 def token_at(x: Tensor, position: int, group: Any) -> Tensor:
@@ -122,7 +113,7 @@ def token_at(x: Tensor, position: int, group: Any) -> Tensor:
     The first token, of which classifiers are made, is on the first rank that has tokens.
     """
     group = Group.of(group)
-    lengths = _lengths(x, 1, group)
+    lengths = _lengths(x, 1, group, position=position)
     if not 0 <= position < sum(lengths):
         raise ValueError(f"position={position} is not among the {sum(lengths)} tokens of all ranks")
     at = position - sum(lengths[: group.rank])

@@ -16,17 +16,17 @@ def moderate_unit(largest: Tensor) -> Tensor:
     return largest.where((largest <= MODERATE[0]) | (largest >= MODERATE[1]), 1).where(largest > 0, 1)
 
 
-def row_norms(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """|x_i|, (..., n, p) -> (..., n), in units of the largest number where squares of it would leave the range."""
+def log_row_norms(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """log |x_i|, (..., n, p) -> (..., n), -inf for 0; squares are taken in units in which they are in range."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=dtype)
     largest = norm.amax(-1, keepdim=True)  # (..., 1)
     moderate = (largest > MODERATE[0]) & (largest < MODERATE[1])
     if known(moderate):
-        return norm
+        return norm.log()
     x = x.to(dtype)
     unit = moderate_unit(x.abs().amax((-2, -1), keepdim=True)).where(~moderate[..., None], 1)  # (..., 1, 1)
     scaled: Tensor = torch.linalg.vector_norm(x / unit, dim=-1)
-    return scaled
+    return scaled.log() + unit[..., 0].log()
 
 
 def narrow(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skeinformer import build, cluster_attention, skein_attention
 from skeinformer.kernels.choice import plain_forms
-from skeinformer.kernels.ranges import narrow, row_norms
+from skeinformer.kernels.ranges import log_row_norms, narrow
 from tests.helpers import DTYPES, SHARED_QK, VARIANTS, generator, gradients, inputs_for, random_mask, tensors
 
 
@@ -105,7 +105,7 @@ def test_what_exceeds_half_precision_becomes_its_largest_number() -> None:
 
 def test_norms_of_moderate_rows_are_those_of_torch_to_the_bit() -> None:
     x = torch.randn(2, 3, 50, 8, generator=generator())
-    assert torch.equal(row_norms(x, torch.float32), x.norm(dim=-1))
-    torch.testing.assert_close(
-        row_norms(x * 1e30, torch.float32), row_norms(x * 1e-30, torch.float32), rtol=1e-5, atol=0
-    )
+    norms = log_row_norms(x, torch.float32)
+    assert torch.equal(norms, x.norm(dim=-1).log())
+    for size in (1e30, 1e-30):
+        torch.testing.assert_close(log_row_norms(x * size, torch.float32), norms + math.log(size), rtol=1e-5, atol=0)

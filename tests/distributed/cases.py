@@ -33,6 +33,8 @@ class Case:
     p_v: int | None = None
     dtype: torch.dtype = torch.float64
     peak: float = 1.0
+    size: float = 1.0
+    """Of the values."""
     key_mask: Tensor | None = None
     query_mask: Tensor | None = None
     noise: str = "seed"
@@ -52,6 +54,7 @@ def compute(case: Case, group: Any = None) -> Result:
     """Output, gradients and what the certificate says, of the whole or of this rank's share."""
     rank, ranks = (0, 1) if group is None else (distributed.Group.of(group).rank, distributed.Group.of(group).size)
     whole = tensors(case.b, case.h, case.n, case.n_k, p=case.p, p_v=case.p_v, dtype=case.dtype, peak=case.peak)
+    whole = (*whole[:2], whole[2] * case.size)
     of_queries, of_keys = (_share(case.lengths(ranks, of), rank) for of in (False, True))
     q, k, v = (
         x.detach()[:, :, at].requires_grad_() for x, at in zip(whole, (of_queries, of_keys, of_keys), strict=True)
@@ -106,10 +109,9 @@ def counted(group: Any, case: Case) -> tuple[list[distributed.Exchange], list[di
     """The exchanges of a call, forward and backward."""
     with distributed.watch() as seen:
         compute(case, group)
-    forward = [x.step for x in seen].index("gradients") if case.method in ("cluster", "skeinformer") else None
-    if forward is None:
-        forward = next((i for i, x in enumerate(seen) if x.step in ("gradients", "all_sum")), len(seen))
-        forward += seen[forward].step == "all_sum"
+    steps = [x.step for x in seen]
+    sums = [i for i, step in enumerate(steps) if step == "all_sum"]  # where there is one, the second is its gradient
+    forward = steps.index("gradients") if "gradients" in steps else sums[1]
     return seen[:forward], seen[forward:]
 
 
@@ -128,11 +130,14 @@ def disagreeing(group: Any, who: int, change: dict[str, Any], functional: bool =
     """One rank calls with something changed."""
     rank = distributed.Group.of(group).rank
     told = {"method": "cluster", "budget": 5, "seed": 5, "batch": 2, "dtype": torch.float64, "requires_grad": True}
-    told |= {"generator": None, "mask": 10, "mask_dtype": torch.bool} | (change if rank == who else {})
+    told |= {"generator": None, "mask": 10, "mask_dtype": torch.bool, "sparse": False, "num_checks": 32}
+    told |= change if rank == who else {}
     q, k, v = (
         x.detach().requires_grad_(told["requires_grad"]) for x in tensors(told["batch"], 2, 10, dtype=told["dtype"])
     )
     given: dict[str, Any] = {"key_mask": torch.ones(2, told["mask"]).to(told["mask_dtype"])}
+    if told["sparse"]:
+        given["key_mask"] = given["key_mask"].to_sparse()
     if told["batch"] != 2:
         given = {}
     if told["generator"] is not None:
@@ -142,7 +147,7 @@ def disagreeing(group: Any, who: int, change: dict[str, Any], functional: bool =
     else:
         seed = None if told["generator"] is not None else told["seed"]
         module = build(told["method"], head_dim=4, budget=told["budget"], seed=seed, group=group)
-        module.eval()(q, k, v, **given)
+        module.eval().certify(q, k, v, **given, num_checks=told["num_checks"])
 
 
 def shard_of_different_masks(group: Any) -> None:
@@ -151,8 +156,19 @@ def shard_of_different_masks(group: Any) -> None:
     distributed.shard(torch.arange(10)[None], mask, group=group)
 
 
-def shard_of_different_numbers(group: Any) -> None:
-    distributed.shard(*[torch.arange(10)[None]] * (1 + distributed.Group.of(group).rank), group=group)
+def shares_that_differ(group: Any, what: str) -> None:
+    """Two ranks that do not ask for the same."""
+    rank, whole = distributed.Group.of(group).rank, torch.arange(20).view(2, 10)
+    if what == "numbers":
+        distributed.shard(*[whole] * (1 + rank), group=group)
+    elif what == "lengths":
+        distributed.shard(whole, group=group, lengths=(5 - rank, 5 + rank))
+    elif what == "dim":
+        distributed.shard(whole, group=group, dim=1 + rank)
+    elif what == "shapes":
+        distributed.gather(torch.zeros(2 + rank, 3), group)
+    elif what == "positions":
+        distributed.token_at(torch.zeros(2, 3), rank, group)
 
 
 def ready(group: Any) -> None:
@@ -175,6 +191,33 @@ def absent(group: Any, who: int) -> str | None:
         return "elsewhere"
     attend(group)
     return None
+
+
+def raises(group: Any, who: tuple[int, ...], part: str) -> str:
+    """Some ranks raise in the middle of a call, where the others wait for them; then they call once more."""
+    from skeinformer.attention.sharded import cluster, merge
+    from skeinformer.distributed import notes
+
+    def fail(*args: Any) -> None:
+        raise MemoryError("no memory is left")
+
+    notes.PATIENCE = 0.3
+    patched = (cluster, "find_clusters") if part == "forward" else (merge, "rows_backward")
+    before = getattr(*patched)
+    if distributed.Group.of(group).rank in who:
+        setattr(*patched, fail)
+    try:
+        attend(group).sum().backward()
+    except MemoryError as error:
+        setattr(*patched, before)
+        attend(group)
+        return str(error)
+    return ""
+
+
+def without_tokens(group: Any) -> None:
+    q, k, v = (x[:, :, :0] for x in tensors(1, 1, 10))
+    cluster_attention(q, k, v, budget=3, group=group)
 
 
 def wrong_groups(group: Any) -> list[str]:
@@ -229,6 +272,16 @@ def losses(group: Any) -> dict[str, Any]:
     except ValueError as error:
         wrong = str(error)
     return {**as_arrays({"mean": mean, "token": token, "gradient": x.grad}), "wrong": wrong}
+
+
+def mean_in_half_precision(group: Any) -> dict[str, Any]:
+    """Of more tokens than float16 can count."""
+    mean = distributed.mean_over_tokens(torch.full((1, 50_000, 1), 2.0, dtype=torch.float16), None, group)
+    try:
+        distributed.mean_over_tokens(torch.zeros(1, 2, 1), torch.ones(1, 2), group)
+    except TypeError as error:
+        return {"mean": mean.item(), "dtype": str(mean.dtype), "wrong": str(error)}
+    return {}
 
 
 def averaged(group: Any) -> dict[str, Any]:

@@ -26,6 +26,10 @@ OF_QUERIES = {"budget": 5, "gradient": "queries"}
 CASES = {
     "cluster": Case("cluster", {"budget": 5}, certify=True),
     "cluster-masked": Case("cluster", {"budget": 5}, certify=True, **MASKED),
+    # more keys than the certificate's guesses see: every second one
+    "cluster-long": Case(
+        "cluster", {"budget": 5}, b=1, n=1100, certify=True, queries={3: (1, 1000, 99), 4: (7, 0, 993, 100)}
+    ),
     "cluster-unequal-given": Case("cluster", {"budget": 5, "num_pilots": 3}, noise="given", queries=UNEQUAL),
     "cluster-padding-only": Case(
         "cluster", {"budget": 5}, key_mask=ONE_RANK, query_mask=ONE_RANK, queries=UNEQUAL, noise="generator"
@@ -71,6 +75,7 @@ CASES = {
     "linear_transformer": Case("linear_transformer", certify=True, **MASKED),
     "linear_transformer-no-key": Case("linear_transformer", key_mask=NO_KEY, dtype=torch.float32),
     "performer": Case("performer", {"budget": 8}, certify=True, **MASKED),
+    "performer-alike": Case("performer", {"budget": 5}, peak=3000.0, certify=True),  # rows differ by rounding only
     "performer-cross": Case("performer", {"budget": 8}, n_k=53, p_v=6, queries=UNEQUAL, keys=LONGER, noise="global"),
     "performer-bfloat16": Case("performer", {"budget": 8}, dtype=torch.bfloat16, noise="given"),
 }

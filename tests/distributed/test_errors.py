@@ -8,7 +8,7 @@ import torch
 
 from skeinformer import METHODS, build, skein_attention
 from skeinformer.distributed import RankError
-from tests.distributed.pool import Pool
+from tests.distributed.pool import TIMEOUT, Pool
 
 pytestmark = pytest.mark.xdist_group("distributed")
 
@@ -39,12 +39,14 @@ def test_ranks_that_disagree_are_told_about_what(change: dict[str, object], mess
         ({"mask": 5}, ValueError, r"key_mask has shape \(2, 5\), expected \(2, 10\)"),
         ({"method": "cluster", "budget": -1}, ValueError, "budget must be at least 1"),
         ({"mask_dtype": torch.float32}, TypeError, "expected a boolean tensor"),
+        ({"sparse": True}, NotImplementedError, "SparseCPU"),
+        ({"num_checks": 0}, ValueError, "num_checks must be at least 1, got 0"),
     ],
 )
 def test_an_error_of_one_rank_ends_the_others(
     change: dict[str, object], own: type[Exception], message: str, pool: Pool
 ) -> None:
-    pool.start("disagreeing", 3, 1, change, functional=True)
+    pool.start("disagreeing", 3, 1, change, functional="num_checks" not in change)
     for rank, error in enumerate(pool.results(3)):
         kind = own if rank == 1 else RankError
         assert type(error) is kind
@@ -55,15 +57,50 @@ def test_an_error_of_one_rank_ends_the_others(
 def test_a_mask_that_differs_between_ranks_is_found_where_it_is_divided(pool: Pool) -> None:
     pool.start("shard_of_different_masks", 3)
     for error in pool.results(3):
-        with pytest.raises(ValueError, match=r"tensor 1 of shard differs between ranks: bool .* on ranks 0, 1 and"):
+        with pytest.raises(ValueError, match=r"disagree: tensor 1 is bool .* on ranks 0, 1 and .*load the same batch"):
             raise error
 
 
-def test_ranks_that_divide_different_numbers_of_tensors_are_told(pool: Pool) -> None:
-    pool.start("shard_of_different_numbers", 2)
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("numbers", r"tensor 1 is not given on rank 0 and int64 \(2, 10\)"),
+        ("lengths", r"lengths is \(5, 5\) on rank 0 and \(4, 6\) on rank 1"),
+        ("dim", "IndexError: .*|tuple index out of range"),
+        ("shapes", r"shape is \[2, 'tokens'\] on rank 0 and \[3, 'tokens'\] on rank 1"),
+        ("positions", "position is 0 on rank 0 and 1 on rank 1"),
+    ],
+)
+def test_ranks_that_divide_or_gather_differently_are_told(what: str, message: str, pool: Pool) -> None:
+    pool.start("shares_that_differ", 2, what)
     for error in pool.results(2):
-        with pytest.raises(ValueError, match="different numbers of tensors: 1 on rank 0 and 2 on rank 1"):
+        with pytest.raises((ValueError, IndexError, RankError), match=message):
             raise error
+
+
+def test_a_group_without_tokens_is_told(pool: Pool) -> None:
+    pool.start("without_tokens", 2)
+    for error in pool.results(2):
+        with pytest.raises(ValueError, match="no rank of the group has any queries"):
+            raise error
+
+
+@pytest.mark.parametrize("part", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
+def test_an_error_in_the_middle_of_a_call_is_named_on_the_others(part: str, tmp_path: Path) -> None:
+    own = Pool(tmp_path, 2, timeout=20)
+    own.start("raises", 2, (1,), part)
+    assert own.pipes[1].poll(TIMEOUT)
+    with pytest.raises(RankError, match=r"raised MemoryError: no memory is left in the middle of .* another group"):
+        raise own.pipes[1].recv()
+    own.processes[1].kill()  # as a script ends that does not catch the error
+    assert own.pipes[0].poll(TIMEOUT)
+    with pytest.raises(RankError, match="rank 1 raised MemoryError: no memory is left; all ranks end"):
+        raise own.pipes[0].recv()
+    own.stop()
+
+
+def test_where_all_ranks_raise_in_the_middle_of_a_call_the_next_one_works(pool: Pool) -> None:
+    assert pool.run("raises", 3, (0, 1, 2), "forward") == ["no memory is left"] * 3
 
 
 def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:

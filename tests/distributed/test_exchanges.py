@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from skeinformer.attention.sharded.traffic import cluster_exchanges, ring_bytes, table, ulysses_bytes
+from skeinformer.attention.sharded.traffic import (
+    certificate_exchanges,
+    cluster_exchanges,
+    ring_bytes,
+    table,
+    ulysses_bytes,
+)
 from tests.distributed.cases import Case
 from tests.distributed.pool import WORLD, Pool
 from tests.distributed.test_equality import assert_near
@@ -15,6 +21,7 @@ from tests.helpers import tensors
 pytestmark = pytest.mark.xdist_group("distributed")
 
 MOST = {"cluster": (6, 4), "skeinformer": (5, 4), "skeinformer_uniform": (3, 1), "vmean": (2, 1), "performer": (3, 1)}
+CERTIFICATE = 8
 
 
 @pytest.mark.parametrize("method", MOST)
@@ -22,22 +29,23 @@ def test_collectives_are_few_and_of_one_size_whatever_n(method: str, pool: Pool)
     gradients = ["keys", "queries"] if method in ("cluster", "skeinformer") else [None]
     for gradient in gradients:
         options = {"budget": 5} if gradient is None else {"budget": 5, "gradient": gradient}
-        seen = [pool.run("counted", 3, Case(method, options, n=n, b=1)) for n in (300, 1500)]
-        for forward, backward in (result for run in seen for result in run):
-            assert len(forward) <= MOST[method][0], forward
-            assert len(backward) <= MOST[method][1], backward
-        assert all(result == seen[0][0] for run in seen for result in run)
+        for certify in (False, True):
+            cases = [Case(method, options, n=n, b=1, certify=certify) for n in (300, 1500)]
+            seen = [pool.run("counted", 3, case) for case in cases]
+            for forward, backward in (result for run in seen for result in run):
+                assert len(forward) <= MOST[method][0] + certify * CERTIFICATE, forward
+                assert len(backward) <= MOST[method][1], backward
+            assert all(result == seen[0][0] for run in seen for result in run)
 
 
 @pytest.mark.parametrize("gradient", ["keys", "queries"])
 def test_the_formulas_are_what_is_counted(gradient: str, pool: Pool) -> None:
-    case = Case("cluster", {"budget": 5, "num_pilots": 3, "gradient": gradient}, n=300, p=8)
+    case = Case("cluster", {"budget": 5, "num_pilots": 3, "gradient": gradient}, n=300, p=8, certify=True)
+    sizes = {"num_pilots": 3, "width": 8, "batch": 2, "heads": 2, "item": 8}
     for ranks in (1, 2, 4):
-        found = pool.run("counted", ranks, case)[0]
-        expected = cluster_exchanges(
-            ranks, budget=5, num_pilots=3, width=8, batch=2, heads=2, item=8, from_queries=gradient == "queries"
-        )
-        assert [[tuple(x) for x in part] for part in found] == [[tuple(x) for x in part] for part in expected]
+        forward, backward = cluster_exchanges(ranks, budget=5, from_queries=gradient == "queries", **sizes)
+        expected = [forward + certificate_exchanges(ranks, **sizes), backward]
+        assert list(pool.run("counted", ranks, case)[0]) == expected
 
 
 @pytest.mark.slow

@@ -43,6 +43,13 @@ def test_what_losses_need_has_the_gradient_of_one_process(pool: Pool) -> None:
     assert "position=10 is not among the 10 tokens" in results[0]["wrong"]
 
 
+def test_means_in_half_precision_are_of_any_number_of_tokens(pool: Pool) -> None:
+    for found in pool.run("mean_in_half_precision", 2):
+        assert found["mean"] == 2  # a count of 100,000 is infinite in float16
+        assert found["dtype"] == "torch.float16"
+        assert "mask is torch.float32, expected a boolean tensor" in found["wrong"]
+
+
 def test_average_gradients_leaves_none_where_no_rank_has_one(pool: Pool) -> None:
     for found in pool.run("averaged", 2):
         np.testing.assert_allclose(found["used"], [[0.5, 0.5]])

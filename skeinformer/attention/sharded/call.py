@@ -11,7 +11,7 @@ from skeinformer.attention.run import run
 from skeinformer.attention.sharded.certificate import shared_certificate
 from skeinformer.attention.sharded.settle import Call, settle_shares
 from skeinformer.distributed.agreement import told
-from skeinformer.distributed.collectives import outside_of_graphs
+from skeinformer.distributed.collectives import noted, outside_of_graphs
 from skeinformer.distributed.group import Group
 from skeinformer.registry import check_count
 
@@ -26,15 +26,22 @@ def attend_over_group(
     """
     facts = {"method": kind.__name__, **options._asdict(), "num_checks": num_checks}
     draw = partial(kind.draw, options=options)
-    inputs, noise, rand, shares = settle_shares(call, facts, draw, kind.along, check, group)
-    output, trace = run(partial(kind.compute_shares, options=options, shares=shares), inputs, noise)
+
+    def check_call() -> None:
+        check()
+        if num_checks is not None:
+            check_count("num_checks", num_checks)
+
+    inputs, noise, rand, shares = settle_shares(call, facts, draw, kind.along, check_call, group)
     info = None
-    if num_checks is not None:
-        scale = default_scale(inputs.query, getattr(options, "scale", None))
-        found, error = shared_certificate(inputs, output, trace, rand, num_checks, scale, shares)
-        if inputs.key_mask is not None:  # without what an empty share was given
-            inputs = inputs._replace(key_mask=inputs.key_mask[..., : call.key.shape[2]])
-        info = kind.describe(inputs, trace._replace(found=found), options, error)
+    with noted(group):
+        output, trace = run(partial(kind.compute_shares, options=options, shares=shares), inputs, noise)
+        if num_checks is not None:
+            scale = default_scale(inputs.query, getattr(options, "scale", None))
+            found, error = shared_certificate(inputs, output, trace, rand, num_checks, scale, shares)
+            if inputs.key_mask is not None:  # without what an empty share was given
+                inputs = inputs._replace(key_mask=inputs.key_mask[..., : call.key.shape[2]])
+            info = kind.describe(inputs, trace._replace(found=found), options, error)
     return output[..., : call.query.shape[2], :], info
 
 
@@ -46,8 +53,6 @@ def function_over_group(
     shared = Group.of(group)
     with told(shared):
         read = kind.read(options, name)
-        if num_checks is not None:
-            check_count("num_checks", num_checks)
         kind.accept(shared, read)
     return attend_over_group(kind, read, call, _anything, num_checks, shared)
 

@@ -30,10 +30,10 @@ from skeinformer.attention.clusters import (
     sum_clusters,
 )
 from skeinformer.attention.inputs import Inputs
-from skeinformer.attention.pilots import Pilots, column_mass
+from skeinformer.attention.pilots import Pilots, column_mass, log_importance
 from skeinformer.attention.selection import Selection, number_of_last
 from skeinformer.attention.sharded.merge import SharedMerge, attend_shares
-from skeinformer.attention.sharded.pilots import Found, find_pilots, log_importance_here, ranked
+from skeinformer.attention.sharded.pilots import Found, find_pilots, ranked
 from skeinformer.attention.sharded.queries import SharedQueries, offered_keys
 from skeinformer.attention.sharded.trace import SharedTrace
 from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
@@ -110,7 +110,9 @@ def find_clusters(
     dtype, num_steps = statistics_dtype(key), sizes[2]
     d = min(sizes[0], n_k)
     # the best scores of all ranks, and the keys that have them
-    own = candidates(log_importance_here(found, source, scale) + gumbel(u), min(SAMPLE * d if num_steps else d, n_k))
+    own = candidates(
+        log_importance(found.pilots, source, scale, found.loudest) + gumbel(u), min(SAMPLE * d if num_steps else d, n_k)
+    )
     sample = choose(gather_over(group, "samples", own.score)[0], own, group.rank)
     asked, *asked_keys = found.others
     rows = [rows_here(key, sample), rows_here(inputs.query, asked), *(rows_here(key, x) for x in asked_keys)]

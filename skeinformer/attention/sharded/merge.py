@@ -13,7 +13,7 @@ from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.sharded.queries import SharedQueries, shared_query_gradients
 from skeinformer.attention.sharded.rows import rows_backward, virtual_backward
 from skeinformer.attention.virtual_keys import VirtualKeys
-from skeinformer.distributed.collectives import sum_over
+from skeinformer.distributed.collectives import noted, sum_over
 from skeinformer.distributed.group import Group
 from skeinformer.distributed.selection import Chosen, choose, is_chosen, rows_here, write_rows_here
 from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded, statistics_dtype
@@ -90,56 +90,60 @@ class _AttendShares(torch.autograd.Function):
     @staticmethod
     @first_derivative_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, log_weight, full, output, attended, normalizer, *rest = ctx.saved_tensors
-        keys, values, slope, weight, *rest = rest
-        rows, rest = rest[: ctx.counts[0]], rest[ctx.counts[0] :]
-        estimating, drawn = rest[: ctx.counts[1]], rest[ctx.counts[1] :]
-        merge, group, scale, dtype = ctx.merge(*drawn), ctx.group, ctx.scale, statistics_dtype(query)
-        estimate = SharedQueries(*estimating, *ctx.sizes) if estimating else None
-        chosen = Chosen(*rows[3:]) if rows else None
+        with noted(ctx.group):
+            return _gradients(ctx, gradient)
 
-        of_others = gradient
-        if chosen is not None:
-            of_others = gradient.masked_fill(is_chosen(chosen, gradient.shape[-2])[..., None], 0)
-        d_query, d_keys, d_values = virtual_backward(
-            of_others, query, keys, values, weight, attended, normalizer, scale
-        )
-        sums = [d_keys, d_values]
-        if slope is not None:
-            wide = of_others.to(dtype)
-            d_query += wide @ slope.to(dtype).mT
-            sums.append(query.to(dtype).mT @ wide)
-        if chosen is not None:
-            sums.append(rows_here(gradient, chosen).to(dtype))
-        offer = None
-        if estimate is not None:
-            offer = estimate.offer(of_others)
-            sums += offer.slots(group)
-        d_keys, d_values, *sums = sum_over(group, "gradients", *sums)
-        d_slope = None if slope is None else sums.pop(0)
 
-        # exact rows: their gradients for the keys here, and these keys' part of the gradient of the rows' queries
-        d_key, d_value = torch.zeros_like(key, dtype=dtype), torch.zeros_like(value, dtype=dtype)
-        parts = []
-        if chosen is not None:
-            queries, exact, log_sum = rows[:3]
-            d_rows, d_key, d_value = rows_backward(sums.pop(0), queries, key, value, log_weight, exact, log_sum, scale)
-            parts.append(d_rows)
-        candidates = None
-        if offer is not None:
-            candidates = choose(sums[0], offer.own, group.rank)
-            parts.append(rows_here(query, candidates).to(dtype))
-        if parts:
-            parts = sum_over(group, "rows", *parts)
-        if chosen is not None:
-            d_query = add_rows_(d_query, chosen.row, parts[0].where(chosen.mine[..., None], 0))
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """Of query, key and value, and None for the rest."""
+    query, key, value, log_weight, full, output, attended, normalizer, *rest = ctx.saved_tensors
+    keys, values, slope, weight, *rest = rest
+    rows, rest = rest[: ctx.counts[0]], rest[ctx.counts[0] :]
+    estimating, drawn = rest[: ctx.counts[1]], rest[ctx.counts[1] :]
+    merge, group, scale, dtype = ctx.merge(*drawn), ctx.group, ctx.scale, statistics_dtype(query)
+    estimate = SharedQueries(*estimating, *ctx.sizes) if estimating else None
+    chosen = Chosen(*rows[3:]) if rows else None
 
-        virtual, gradients = Virtual(keys, values, slope), Virtual(d_keys, d_values, d_slope)
-        if estimate is None or offer is None or candidates is None:
-            merge.add_gradients_((d_key, d_value), key, value, virtual, gradients)
-        else:
-            source = VirtualKeys(key, value, log_weight)
-            told = (parts[-1], sums[1].amax(0), query, source, output, of_others, scale, group)
-            found = shared_query_gradients(estimate, offer, candidates, *told)
-            add_estimated_((d_key, d_value), found, full, merge, key, value, virtual, gradients)
-        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), *[None] * 5
+    of_others = gradient
+    if chosen is not None:
+        of_others = gradient.masked_fill(is_chosen(chosen, gradient.shape[-2])[..., None], 0)
+    d_query, d_keys, d_values = virtual_backward(of_others, query, keys, values, weight, attended, normalizer, scale)
+    sums = [d_keys, d_values]
+    if slope is not None:
+        wide = of_others.to(dtype)
+        d_query += wide @ slope.to(dtype).mT
+        sums.append(query.to(dtype).mT @ wide)
+    if chosen is not None:
+        sums.append(rows_here(gradient, chosen).to(dtype))
+    offer = None
+    if estimate is not None:
+        offer = estimate.offer(of_others)
+        sums += offer.slots(group)
+    d_keys, d_values, *sums = sum_over(group, "gradients", *sums)
+    d_slope = None if slope is None else sums.pop(0)
+
+    # exact rows: their gradients for the keys here, and these keys' part of the gradient of the rows' queries
+    d_key, d_value = torch.zeros_like(key, dtype=dtype), torch.zeros_like(value, dtype=dtype)
+    parts = []
+    if chosen is not None:
+        queries, exact, log_sum = rows[:3]
+        d_rows, d_key, d_value = rows_backward(sums.pop(0), queries, key, value, log_weight, exact, log_sum, scale)
+        parts.append(d_rows)
+    candidates = None
+    if offer is not None:
+        candidates = choose(sums[0], offer.own, group.rank)
+        parts.append(rows_here(query, candidates).to(dtype))
+    if parts:
+        parts = sum_over(group, "rows", *parts)
+    if chosen is not None:
+        d_query = add_rows_(d_query, chosen.row, parts[0].where(chosen.mine[..., None], 0))
+
+    virtual, gradients = Virtual(keys, values, slope), Virtual(d_keys, d_values, d_slope)
+    if estimate is None or offer is None or candidates is None:
+        merge.add_gradients_((d_key, d_value), key, value, virtual, gradients)
+    else:
+        source = VirtualKeys(key, value, log_weight)
+        told = (parts[-1], sums[1].amax(0), query, source, output, of_others, scale, group)
+        found = shared_query_gradients(estimate, offer, candidates, *told)
+        add_estimated_((d_key, d_value), found, full, merge, key, value, virtual, gradients)
+    return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), *[None] * 5

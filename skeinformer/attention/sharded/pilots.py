@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.inputs import Inputs
-from skeinformer.attention.pilots import FAINTEST, Pilots, log_column_sums
+from skeinformer.attention.pilots import Pilots, log_norms
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.virtual_keys import VirtualKeys, attend_with_normalizer
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.collectives import gather_over
 from skeinformer.distributed.selection import Candidates, Chosen, candidates, choose, in_a_row
-from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.rows import gather_rows
 
 
@@ -99,20 +98,3 @@ def count_here(x: Tensor, mask: Tensor | None) -> Tensor:
 def total(every: Tensor) -> Tensor:
     """The counts of all ranks, (R, b) -> (b, 1, 1)."""
     return every.sum(0)[:, None, None]
-
-
-def log_norms(values: Tensor) -> Tensor:
-    """log |v_i|, (b, h, n), in the precision of statistics, whatever their size."""
-    values = values.to(statistics_dtype(values))
-    unit = values.abs().amax((-2, -1), keepdim=True)
-    unit = unit.where(unit > 0, 1)
-    norm: Tensor = torch.linalg.vector_norm(values / unit, dim=-1)
-    return (norm.log() + unit[..., 0].log()).clamp(-100, 100)
-
-
-def log_importance_here(found: Found, source: VirtualKeys, scale: float) -> Tensor:
-    """`pilots.log_importance` of this rank's keys, (b, h, n)."""
-    log_square = log_column_sums(found.pilots, source.keys, scale, power=2)
-    log_norm = torch.maximum(log_norms(source.values), found.loudest - FAINTEST)
-    log_probability = log_norm + log_square / 2
-    return log_probability if source.log_weight is None else log_probability + source.log_weight

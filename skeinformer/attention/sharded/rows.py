@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.kernels.choice import by_hand, statistics_dtype
-from skeinformer.kernels.fused import attend, attend_backward
+from skeinformer.kernels.fused import attend, attend_backward, virtual_gradients
 
 
 def rows_backward(
@@ -67,9 +67,7 @@ def virtual_backward(
     """Gradients of attention over virtual keys, from this rank's queries, in the precision of statistics."""
     dtype = statistics_dtype(query)
     if normalizer is not None:
-        if query.dtype == torch.float16:  # sums over many queries leave its range
-            gradient, query, keys, values, output = (x.to(dtype) for x in (gradient, query, keys, values, output))
-        found = attend_backward(gradient, query, keys, values, log_weight, output, normalizer, scale)
+        found = virtual_gradients(gradient, query, keys, values, log_weight, output, normalizer, scale)
         return found[0].to(dtype), found[1].to(dtype), found[2].to(dtype)
     with torch.enable_grad():
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in (query, keys, values))

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from skeinformer.attention.inputs import FOR_CHECKS, Inputs, Noise, check_source, prepare
 from skeinformer.distributed.agreement import Shares, agree, fingerprint, told
+from skeinformer.distributed.collectives import noted
 from skeinformer.distributed.group import Group
 from skeinformer.kernels.choice import recorded
 from skeinformer.noise import Rand, from_generator, from_seed
@@ -80,9 +81,13 @@ def settle_shares(
     undecided = noise is None and generator is None and seed is None
     state = fingerprint(_bytes(_global_state(query.device))) if undecided else 0
     shares = agree(group, facts, query.shape[2], key.shape[2], state)
-    rand = source_of_numbers(call, along, shares)
-    if noise is None:
-        noise = draw_noise(query, key, rand)
+    for name, n in (("queries", shares.n), ("keys", shares.n_k)):
+        if n == 0:
+            raise ValueError(f"no rank of the group has any {name}; one at least needs a token")
+    with noted(group):
+        rand = source_of_numbers(call, along, shares)
+        if noise is None:
+            noise = draw_noise(query, key, rand)
     return Settled(inputs, _not_empty_noise(noise), rand, shares)
 
 

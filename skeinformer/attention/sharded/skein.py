@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from skeinformer.attention.base import Trace
 from skeinformer.attention.columns import ColumnMerge
 from skeinformer.attention.inputs import Inputs
-from skeinformer.attention.pilots import column_mass
+from skeinformer.attention.pilots import column_mass, log_importance
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded.merge import SharedMerge, attend_shares
-from skeinformer.attention.sharded.pilots import Found, count_here, find_pilots, log_importance_here, total
+from skeinformer.attention.sharded.pilots import Found, count_here, find_pilots, total
 from skeinformer.attention.sharded.queries import SharedQueries, offered_keys
 from skeinformer.attention.sharded.trace import SharedTrace
 from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
@@ -89,7 +89,7 @@ def sharded_algorithm_1(
             found = find_pilots(inputs, source, of_queries, use.number, offers, scale, shares)
         log_probability = source.log_weights()
         if found is not None and use.decide:
-            log_probability = log_importance_here(found, source, scale)
+            log_probability = log_importance(found.pilots, source, scale, found.loudest)
         own = candidates(log_probability + gumbel(of_keys), min(budget, shares.n_k))
         scores, real = gather_over(shares.group, "samples", own.score, count_here(key, inputs.key_mask))
         columns = choose(scores, own, shares.group.rank)

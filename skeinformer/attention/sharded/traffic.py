@@ -6,10 +6,11 @@ that of a ring, 2 (R - 1) / R s. Nothing of the cluster sketch has the size of t
 exchanges tokens for heads: queries, keys, values and the output, and their gradients; it has no more ranks than heads.
 """
 
+from collections.abc import Callable
 from typing import Any
 
-from skeinformer.attention import clusters, queries
-from skeinformer.distributed.collectives import Exchange
+from skeinformer.attention import checks, clusters, queries
+from skeinformer.distributed.collectives import Exchange, Kind
 
 LENGTHS = {"64k": 2**16, "1M": 2**20, "16M": 2**24}
 RANKS = (2, 8, 64, 1024)
@@ -31,12 +32,10 @@ def cluster_exchanges(
     Keys and values of one width, in a precision of `item` bytes; the noise has 4. from_queries: `gradient="queries"`.
     """
     d, pilots, p, each = budget, num_pilots, width, batch * heads
+    exchange = _of(ranks, each, item)
     asked = clusters.ASKED * p + (queries.ASKED * p if from_queries else 0)
     sample, virtual = clusters.SAMPLE * d, max(d, queries.LEAST)
     candidates = queries.SAMPLE * virtual
-
-    def exchange(step: str, kind: str, numbers: int, more: int = 0) -> Exchange:
-        return Exchange(step, kind, each * numbers * item + more, ranks)  # type: ignore[arg-type]
 
     forward = [
         Exchange("shares", "gather", 5 * 8, ranks),
@@ -55,6 +54,39 @@ def cluster_exchanges(
         exchange("queries", "sum", virtual * (2 * p + 2) + p * (p + 1)),
         exchange("query sums", "gather", 2 * virtual),
     ]
+
+
+def certificate_exchanges(
+    ranks: int,
+    *,
+    num_checks: int = 32,
+    num_pilots: int = 16,
+    width: int = 64,
+    batch: int = 1,
+    heads: int = 1,
+    item: int = 4,
+) -> list[Exchange]:
+    """What `return_info` adds to a call of `cluster_attention`, where there are more tokens than are checked."""
+    exchange, c, p, each = _of(ranks, batch * heads, item), num_checks, width, batch * heads
+    return [
+        exchange("guesses", "gather", 4 * p + 7),
+        exchange("guesses", "gather", p * p + checks.FAR * (p + 2)),
+        exchange("guesses", "gather", 4),
+        exchange("chances", "gather", c + 1, each * 8),
+        exchange("checks", "gather", c),
+        _of(ranks, each, 8)("check rows", "sum", c * (2 * p + 1) + num_pilots * (p + 1)),
+        exchange("check sums", "gather", c),
+        exchange("exact rows", "sum", c * p),
+    ]
+
+
+def _of(ranks: int, each: int, item: int) -> Callable[..., Exchange]:
+    """An exchange of so many numbers of `item` bytes for each head and example, and some bytes more."""
+
+    def exchange(step: str, kind: Kind, numbers: int, more: int = 0) -> Exchange:
+        return Exchange(step, kind, each * numbers * item + more, ranks)
+
+    return exchange
 
 
 def cluster_bytes(ranks: int, **sizes: Any) -> int:
