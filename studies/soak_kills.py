@@ -46,7 +46,7 @@ def kills(size: int, seed: int, folder: Path, on_case: OnCase) -> Outcome:
 
 
 def killed(data: Path, run: Path, length: float, rng: random.Random) -> float:
-    """Start a run and kill it at a random moment, which is returned; one that ends before is no kill, and begins anew."""
+    """Start a run and kill it at a random moment, which is returned; one that ends before that begins anew."""
     while True:
         moment = rng.uniform(0, length)
         process = training(data, run)
