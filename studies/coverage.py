@@ -265,7 +265,10 @@ def table(records: Sequence[Record]) -> str:
     """Markdown: the least of each group beside what is promised; a row for each input; the chosen budgets."""
     covered = [record for record in records if record.get("kind") == "coverage"]
     budgets = [record for record in records if record.get("kind") == "coverage_budget"]
-    lines = ["| input | two: least | promised | upper: least | promised | square |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| input | interval, least % | promised | bound, least % | promised | square |",
+        "|---|---|---|---|---|---|",
+    ]
     for group in dict.fromkeys(record["group"] for record in covered):
         found = [record for record in covered if record["group"] == group]
         two, upper, square = (sorted(float(r[name] or 0) for r in found) for name in ("two", "upper", "square"))
