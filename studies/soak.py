@@ -124,13 +124,13 @@ def counted(found: list[str]) -> tuple[int, int]:
 
 def broken_promise(record: Record) -> str | None:
     """What a row of the study falls short of, "" where it does not, and None for an input without a promise."""
-    promised = PROMISED.get(str(record.get("group")))
-    if promised is None:
-        return None
     shown = f"{record['group']}, {record['input']}, n = {record['n']}, {record['method']}"
     if record["kind"] == "coverage_budget":
         above, trials = float(record["above"] or 0), float(record["trials"] or 1)
         return f"{shown}: above the tolerance in {above:g} of {trials:g}" if above > ABOVE * trials else ""
+    promised = PROMISED.get(str(record["group"]))
+    if promised is None:
+        return None
     found = {"two": float(record["two"] or 0), "upper": float(record["upper"] or 0)}
     low = [f"{name} {found[name]:.3f} < {promised[name]}" for name in promised if found[name] < promised[name]]
     return f"{shown}: {', '.join(low)}" if low else ""

@@ -131,6 +131,7 @@ def test_the_page_in_the_documentation_has_its_marks() -> None:
         ({"group": "ten odd rows", "two": 0.81, "upper": 0.91}, ""),
         ({"group": "one odd row", "two": 0.1, "upper": 0.1}, None),
         ({"kind": "coverage_budget", "above": 10, "trials": 200}, ""),
+        ({"kind": "coverage_budget", "group": "one odd row", "above": 11, "trials": 200}, "one odd row, layer 0, n = "),
         ({"kind": "coverage_budget", "above": 11, "trials": 200}, "MiniLM, layer 0, n = 1024, cluster: above the "),
     ],
 )
