@@ -4,13 +4,13 @@
     python -m studies.soak --parts kills files --share 0.1
 
 PARTS is the one table of them. A part that an earlier call finished, at the same size, seed and commit, is not run
-again. Every part is recorded in `soak/records.jsonl`, and the table of all is printed at the end; `--page` writes it
-into a page between two marks.
+again, and coverage goes on with the row at which it was stopped. Every part is recorded in `soak/records.jsonl`, and
+the table of all is printed at the end; `--page` writes it into a page between two marks.
 """
 
-import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +28,7 @@ from skeinformer.lab.measure.work import now
 from skeinformer.lab.records import Ledger, Record, append, machine, read_known
 from skeinformer.registry import check_count, check_number, lookup
 from studies.command import start
+from studies.coverage import ABOVE, PROMISED
 from studies.soak_files import damaged_files, fuzzed_batches
 from studies.soak_kills import kills
 from studies.soak_outcome import OnCase, Outcome
@@ -35,14 +36,8 @@ from studies.soak_outcome import OnCase, Outcome
 ROOT = Path(__file__).parent.parent
 KEYS = ("part", "size", "seed", "commit")
 MARKS = ("<!-- soak -->", "<!-- /soak -->")
+COVERAGE = "coverage.jsonl"
 SECONDS_BETWEEN_LINES = 10.0
-# of the certificate, by group of inputs: the least share of intervals and of bounds that hold
-USUAL = {"two": 0.90, "upper": 0.93}
-PROMISED = {
-    **dict.fromkeys(("MiniLM", "heavy-tailed values", "one huge value"), USUAL),
-    "ten odd rows": {"two": 0.80, "upper": 0.90},
-}
-ABOVE = 0.05  # the greatest share of chosen budgets whose error is above the tolerance
 
 
 class Part(NamedTuple):
@@ -51,6 +46,8 @@ class Part(NamedTuple):
     what: str
     size: int
     run: Callable[[int, int, Path, OnCase], Outcome]
+    keeps: bool = False
+    """Does it go on with the records that an earlier call left in its folder?"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +70,8 @@ class Soak:
 
 def properties(size: int, seed: int, folder: Path, on_case: OnCase) -> Outcome:
     """Every test that is written with hypothesis, each at `size` cases; tests are shown as done, cases are counted."""
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "hypothesis", "--timeout", "0"]
-    command += ["--hypothesis-show-statistics", f"--hypothesis-seed={seed}", "tests"]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "hypothesis and not slow"]
+    command += ["--timeout", "0", "--hypothesis-show-statistics", f"--hypothesis-seed={seed}", "tests"]
     environment = {**os.environ, "SKEINFORMER_CASES": str(size), "OMP_NUM_THREADS": "1"}
     tried, failed, tests = 0, 0, 0
     notes: list[str] = []
@@ -94,34 +91,46 @@ def properties(size: int, seed: int, folder: Path, on_case: OnCase) -> Outcome:
 
 
 def coverage(size: int, seed: int, folder: Path, on_case: OnCase) -> Outcome:
-    """The study of the certificate's coverage with `size` draws of each sketch, judged by what is promised of it."""
-    if importlib.util.find_spec("studies.coverage") is None:
-        return Outcome(0, 0, ("there is no studies.coverage in this checkout",))
-    path = folder / "coverage.jsonl"
-    command = [sys.executable, "-m", "studies.coverage", "--records", str(path), "--sketches", str(size)]
+    """The study of the certificate's coverage with `size` draws of each sketch, judged by what is promised of it.
+
+    MiniLM reads the text file that SKEINFORMER_TEXT names, else the Python language reference.
+    """
+    path = folder / COVERAGE
+    command = [sys.executable, "-m", "studies.coverage", "--records", str(path.resolve()), "--sketches", str(size)]
     command += ["--seed", str(seed), "--threads", "1"]
+    if text := os.environ.get("SKEINFORMER_TEXT"):
+        command += ["--text", str(Path(text).resolve())]
     with (folder / "log").open("w+") as log, subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as process:
         while process.poll() is None:
             time.sleep(1)
-            on_case(len(judged := [broken_promise(record) for record in read_known(path)]), sum(map(bool, judged)))
+            on_case(*counted(promises(path)))
         log.seek(0)
         said = log.read().strip().splitlines()[-1:]
-    judged = [promise for record in read_known(path) if (promise := broken_promise(record)) is not None]
-    notes = [promise for promise in judged if promise]
+    tried, failed = counted(found := promises(path))
+    notes = tuple(promise for promise in found if promise)
     if process.returncode:
-        return Outcome(len(judged) + 1, len(notes) + 1, (*notes, *said))
-    return Outcome(len(judged), len(notes), tuple(notes))
+        return Outcome(tried + 1, failed + 1, (*notes, *said))
+    return Outcome(tried, failed, notes)
+
+
+def promises(path: Path) -> list[str]:
+    """What each row of the study falls short of, "" where it does not; rows without a promise are left out."""
+    return [promise for record in read_known(path) if (promise := broken_promise(record)) is not None]
+
+
+def counted(found: list[str]) -> tuple[int, int]:
+    return len(found), sum(map(bool, found))
 
 
 def broken_promise(record: Record) -> str | None:
     """What a row of the study falls short of, "" where it does not, and None for an input without a promise."""
-    promised = PROMISED.get(str(record.get("group")))
-    if promised is None:
-        return None
     shown = f"{record['group']}, {record['input']}, n = {record['n']}, {record['method']}"
     if record["kind"] == "coverage_budget":
         above, trials = float(record["above"] or 0), float(record["trials"] or 1)
         return f"{shown}: above the tolerance in {above:g} of {trials:g}" if above > ABOVE * trials else ""
+    promised = PROMISED.get(str(record["group"]))
+    if promised is None:
+        return None
     found = {"two": float(record["two"] or 0), "upper": float(record["upper"] or 0)}
     low = [f"{name} {found[name]:.3f} < {promised[name]}" for name in promised if found[name] < promised[name]]
     return f"{shown}: {', '.join(low)}" if low else ""
@@ -132,7 +141,9 @@ PARTS: dict[str, Part] = {
     "kills": Part("SIGKILLs of a training run, each followed by a resume to the same bits", 30, kills),
     "files": Part("damaged files, each read by the command that takes it", 300, damaged_files),
     "batches": Part("mutated batches of CIFAR-10", 100_000, fuzzed_batches),
-    "coverage": Part("draws of each sketch, whose intervals, bounds and chosen budgets are counted", 10, coverage),
+    "coverage": Part(
+        "draws of each sketch, whose intervals, bounds and chosen budgets are counted", 10, coverage, True
+    ),
 }
 
 
@@ -155,7 +166,7 @@ def run_soak(options: Soak, console: Console | None = None) -> None:
         if settings in done:
             console.print(f"{name}: done before")
             continue
-        found = run_part(name, part, settings, console)
+        found = run_part(name, part, settings, options.out, console)
         if found["tried"]:  # else there was nothing to run
             append(path, {**settings, **found, "started": now(), **facts})
     rows = latest_rows(read_known(path))
@@ -166,7 +177,7 @@ def run_soak(options: Soak, console: Console | None = None) -> None:
         raise SystemExit(1)
 
 
-def run_part(name: str, part: Part, settings: Record, console: Console) -> Record:
+def run_part(name: str, part: Part, settings: Record, out: Path, console: Console) -> Record:
     """Run one part; what is tried is shown while it goes on, and its failures afterwards."""
     size, seed = int(str(settings["size"])), int(str(settings["seed"]))
     console.print(f"{name}: {size:,} {part.what}", soft_wrap=True)
@@ -178,8 +189,17 @@ def run_part(name: str, part: Part, settings: Record, console: Console) -> Recor
             last = time.monotonic()
             console.print(f"{name}: {tried:,} done, {failed} failed, {last - begin:.0f} s")
 
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        outcome = part.run(size, seed, Path(folder), on_case)
+    if part.keeps:
+        folder = out / f"{name}-{size}-{seed}-{settings['commit']}".replace(" ", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        outcome = part.run(size, seed, folder, on_case)
+        for path in folder.glob("*.jsonl"):
+            path.replace(out / path.name)
+        for stale in out.glob(f"{name}-*"):  # of other commits too
+            shutil.rmtree(stale)
+    else:
+        with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
+            outcome = part.run(size, seed, Path(temporary), on_case)
     for note in outcome.notes:
         console.print(f"{name}: {note}", markup=False, soft_wrap=True)
     return {

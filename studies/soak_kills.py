@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from skeinformer.lab.records import Record, read
 from skeinformer.lab.training.job import RECORDS, RUN
-from studies.soak_outcome import OnCase, Outcome
+from studies.soak_outcome import POLL, OnCase, Outcome
 
 # what a clock, a process or the checkout decides
 TIMES = {"seconds", "cpu_seconds", "seconds_total", "seconds_per_thousand_steps", "tokens_per_second", "peak_bytes"}
@@ -18,7 +19,6 @@ TIMES |= {"compile_seconds", "started", "command", "threads", "commit"}
 DATA = "data listops --train 200 --valid 32 --test 32 --min-len 64 --max-len 256 --workers 1"
 TRAIN = "train --task listops --method skeinformer --batch 4 --steps 60 --check-every 3 --dim 16 --feedforward-dim 32"
 TRAIN += " --classifier-dim 16 --valid-examples 8 --test-examples 16 --patience 1000 --threads 1 --resume"
-POLL = 0.002
 ROOT = Path(__file__).parent.parent
 
 
@@ -37,17 +37,25 @@ def kills(size: int, seed: int, folder: Path, on_case: OnCase) -> Outcome:
     notes: list[str] = []
     for number in range(size):
         run = folder / f"killed-{number}"
-        moment = rng.uniform(0, length)
-        process = training(folder / "data", run)
-        begin = first_file(process, run)
-        time.sleep(max(0.0, begin + moment - time.monotonic()))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        moment = killed(folder / "data", run, length, rng)
         problem = resumed(folder / "data", run, whole)
         if problem:
             notes.append(f"killed after {moment:.3f} of {length:.3f} s: {problem}")
         on_case(number + 1, len(notes))
     return Outcome(size, len(notes), tuple(notes))
+
+
+def killed(data: Path, run: Path, length: float, rng: random.Random) -> float:
+    """Start a run and kill it at a random moment, which is returned; one that ends before that begins anew."""
+    while True:
+        moment = rng.uniform(0, length)
+        process = training(data, run)
+        begin = first_file(process, run)
+        time.sleep(max(0.0, begin + moment - time.monotonic()))
+        process.send_signal(signal.SIGKILL)
+        if process.wait() == -signal.SIGKILL:
+            return moment
+        shutil.rmtree(run)
 
 
 def training(data: Path, out: Path) -> "subprocess.Popen[bytes]":

@@ -217,7 +217,7 @@ def test_error_stays_below_the_bound_with_the_promised_probability(beta: float, 
         assert (errors > mean_bound).double().mean() > 0.05
 
 
-@settings(deadline=None, max_examples=cases(60), derandomize=True)
+@settings(max_examples=cases(60))
 @given(n=st.integers(1, 24), sharpness=st.floats(0, 30), seed=st.integers(0, 1000), delta=st.floats(1e-6, 0.499))
 def test_lemma_1_as_printed_asks_for_more_than_n_squared_pilots(
     n: int, sharpness: float, seed: int, delta: float
@@ -308,7 +308,7 @@ def test_the_two_row_measures_can_disagree() -> None:
     assert M[0] > M[1]
 
 
-@settings(deadline=None, max_examples=cases(60), derandomize=True)
+@settings(max_examples=cases(60))
 @given(k=st.integers(2, 20), levels=st.integers(2, 30), seed=st.integers(0, 1000))
 def test_rank_correlation_equals_its_loop_with_ties(k: int, levels: int, seed: int) -> None:
     x, y = torch.randint(levels, (2, k), generator=generator(seed)).double()

@@ -119,19 +119,26 @@ def of_records(records: Sequence[Mapping[str, Any]]) -> Verdict:
 
 def parsed(source: str | PathLike[str]) -> Any:
     """The JSON in a text, or in the file that it names; one line for each record as `skein compare` writes them."""
-    text = str(source) if isinstance(source, str) else None
+    text, place = str(source) if isinstance(source, str) else None, "this"
     if text is None or not text.lstrip().startswith(("{", "[")):
         path = Path(source)
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path}; expected JSON of skeinformer.compare, as text or a path")
-        text = path.read_text(encoding="utf-8")
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
         try:
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        except json.JSONDecodeError:
-            raise ValueError(f"this is not JSON of skeinformer.compare: {error}") from error
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not JSON of skeinformer.compare: it is not UTF-8") from None
+        place = str(path)
+    try:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            try:
+                return [json.loads(line) for line in text.splitlines() if line.strip()]
+            except json.JSONDecodeError:
+                raise ValueError(f"{place} is not JSON of skeinformer.compare: {error}") from error
+    except RecursionError:
+        raise ValueError(f"{place} is not JSON of skeinformer.compare: it is nested too deeply") from None
 
 
 def models_of_transformers(model: nn.Module) -> dict[str, dict[str, str]]:

@@ -129,8 +129,12 @@ def print_help(to_stderr: bool = False) -> None:
 
 
 def fail(message: str, name: str = "skein", status: int = USER_ERROR) -> int:
-    """Say in one line what is wrong, and return the exit status."""
-    print(f"{name}:", " ".join(message.split()), file=sys.stderr)
+    """Say in one line what is wrong, and return the exit status.
+
+    The names in a stranger's file may hold what steers a terminal: it is shown as \\x1b and the like.
+    """
+    line = "".join(x if x.isprintable() else repr(x)[1:-1] for x in " ".join(message.split()))
+    print(f"{name}:", line, file=sys.stderr)
     return status
 
 

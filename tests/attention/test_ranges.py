@@ -14,6 +14,7 @@ from torch import Tensor
 from skeinformer import build, cluster_attention, skein_attention
 from skeinformer.kernels.choice import plain_forms
 from skeinformer.kernels.ranges import log_row_norms, narrow
+from tests.cases import cases
 from tests.helpers import DTYPES, SHARED_QK, VARIANTS, generator, gradients, inputs_for, random_mask, tensors
 
 
@@ -57,7 +58,7 @@ def check_finite(problem: dict[str, Any]) -> None:
     assert not any(x.isnan().any() for x in (info.error, info.error_se, info.error_upper))
 
 
-@hypothesis_settings(max_examples=60)
+@hypothesis_settings(max_examples=cases(60))
 @given(problem=problems())
 def test_outputs_are_finite_where_those_of_exact_attention_are(problem: dict[str, Any]) -> None:
     check_finite(problem)

@@ -139,7 +139,7 @@ def test_skein_attention(
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@hypothesis_settings(max_examples=cases(12))
+@hypothesis_settings(max_examples=cases(12, len(VARIANTS)))
 @given(problem=problems(), budget=SIZES)
 @example(
     problem={

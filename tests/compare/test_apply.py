@@ -168,6 +168,7 @@ def test_a_verdict_of_a_part_fits_the_whole_and_the_other_way_round() -> None:
         ([{"kind": "approx"}], ValueError, "no whole comparison"),
         ("nowhere.json", FileNotFoundError, "there is no file nowhere.json"),
         ('{"layers": ', ValueError, "this is not JSON"),
+        ("[" * 100_000, ValueError, "this is not JSON.*nested too deeply"),
         (7, TypeError, "expected a result of skeinformer.compare or its JSON"),
         (None, ValueError, "has no verdict in its configuration"),
     ],

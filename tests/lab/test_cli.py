@@ -99,6 +99,7 @@ def test_the_real_demo_takes_options(capsys: pytest.CaptureFixture[str]) -> None
     [
         (ValueError("budget must be at least 1, got 0"), 2, "skein: budget must be at least 1, got 0"),
         (ValueError("two\nlines"), 2, "skein: two lines"),
+        (ValueError("member \x1b[2J\x07: a link"), 2, "skein: member \\x1b[2J\\x07: a link"),
         (FileNotFoundError("no weights in model/"), 2, "skein: no weights in model/"),
         (FileNotFoundError(2, "No such file or directory", "book.txt"), 2, "skein: there is no book.txt"),
         (ModuleNotFoundError("No module", name="transformers.models"), 2, "pip install 'skeinformer[lab]'"),

@@ -31,7 +31,8 @@ def test_records_are_made_once_and_shown(tmp_path: Path) -> None:
     assert [r["kind"] for r in records] == ["coverage"] * 3 + ["coverage_budget"] * 2 + ["coverage"] * 3
     assert run(options) == text
     assert len(read(options.records)) == len(records)
-    assert "| ten odd rows | 64 | shifted |" in text
+    assert "| ten odd rows, shifted | 64 |" in text
+    assert "| 80.0 |" in next(line for line in text.splitlines() if line.startswith("| ten odd rows | "))
     assert "of 4 |" in text
     for record in records[:3]:
         assert record["intervals"] == 2 * 2 * 2

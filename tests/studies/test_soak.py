@@ -1,23 +1,27 @@
 """The campaign: parts are chosen and taken up again, one table comes out, and a defect is counted."""
 
 import io
+import itertools
 import os
 import random
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from skeinformer.lab.files import seal, unseal
 from skeinformer.lab.records import read
-from studies import soak
+from studies import soak, soak_kills, soak_outcome
 from studies.command import start
 from studies.soak import PARTS, Part, Soak, run_soak, with_table
 from studies.soak_damage import WAYS, damage, mutated
 from studies.soak_files import KINDS, damaged_files, judged
-from studies.soak_kills import kills
+from studies.soak_kills import killed, kills
 from studies.soak_outcome import Ended, OnCase, Outcome, in_process
+from tests.cases import cases
 
 
 def silent(tried: int, failed: int) -> None:
@@ -60,6 +64,24 @@ def test_parts_are_recorded_and_not_run_again(tmp_path: Path, parts: list[tuple[
     told(Soak(parts=("good",), out=tmp_path, share=0.1))
     told(Soak(parts=("good",), out=tmp_path, share=0.1, again=True))
     assert parts[1:] == [("good", 10), ("good", 10)]
+
+
+def test_a_part_that_keeps_records_goes_on_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The study of coverage takes the better part of an hour: a stop lost all of it."""
+
+    def run(size: int, seed: int, folder: Path, on_case: OnCase) -> Outcome:
+        with (folder / "kept.jsonl").open("a") as file:
+            file.write('{"a": 1}\n')
+        if len(read(folder / "kept.jsonl")) < 2:
+            raise KeyboardInterrupt
+        return Outcome(2, 0)
+
+    monkeypatch.setattr(soak, "PARTS", {"slow": Part("slow things", 100, run, keeps=True)})
+    with pytest.raises(KeyboardInterrupt):
+        told(Soak(out=tmp_path))
+    told(Soak(out=tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.jsonl", "records.jsonl"]
+    assert len(read(tmp_path / "kept.jsonl")) == 2
 
 
 def test_a_failure_is_told_and_ends_with_status_1(tmp_path: Path, parts: list[tuple[str, int]]) -> None:
@@ -109,6 +131,7 @@ def test_the_page_in_the_documentation_has_its_marks() -> None:
         ({"group": "ten odd rows", "two": 0.81, "upper": 0.91}, ""),
         ({"group": "one odd row", "two": 0.1, "upper": 0.1}, None),
         ({"kind": "coverage_budget", "above": 10, "trials": 200}, ""),
+        ({"kind": "coverage_budget", "group": "one odd row", "above": 11, "trials": 200}, "one odd row, layer 0, n = "),
         ({"kind": "coverage_budget", "above": 11, "trials": 200}, "MiniLM, layer 0, n = 1024, cluster: above the "),
     ],
 )
@@ -136,6 +159,37 @@ def test_a_process_that_crashes_or_hangs_is_told_apart(tmp_path: Path) -> None:
     failed = in_process(fail, tmp_path / "log")
     assert failed.status == 1
     assert "not a user's error" in failed.output
+
+
+def test_a_campaign_that_was_suspended_kills_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGSTOP and SIGCONT an hour later: the clock went on, the command did not."""
+    clock = itertools.count(step=3600)
+    monkeypatch.setattr(soak_outcome.time, "monotonic", lambda: next(clock))
+    assert in_process(lambda: time.sleep(0.02) or 0, tmp_path / "log", seconds=1).status == 0  # type: ignore[func-returns-value]
+
+
+def test_a_run_that_ends_before_its_kill_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it was counted as a kill."""
+    ends = [0, -signal.SIGKILL]
+    started = []
+
+    def training(data: Path, run: Path) -> SimpleNamespace:
+        assert not run.exists()
+        run.mkdir()
+        started.append(run)
+        return SimpleNamespace(poll=lambda: 0, send_signal=lambda number: None, wait=lambda: ends.pop(0))
+
+    monkeypatch.setattr(soak_kills, "training", training)
+    killed(tmp_path, tmp_path / "run", 0.001, random.Random(0))
+    assert len(started) == 2
+    assert not ends
+
+
+def test_cases_are_shared_among_the_runs_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SKEINFORMER_CASES", raising=False)
+    assert cases(12, 50) == 12
+    monkeypatch.setenv("SKEINFORMER_CASES", "10000")
+    assert (cases(12), cases(12, 50), cases(12, 3), cases(12, 10_000)) == (10_000, 200, 3334, 12)
 
 
 def test_how_a_command_may_take_a_damaged_file() -> None:

@@ -19,7 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skeinformer.lab.fields import from_json
-from skeinformer.lab.files import SEAL, lock_folder, parse_json, seal, sha256_of, sync_folder, synced, unseal
+from skeinformer.lab.files import (
+    LONGEST_JSON,
+    SEAL,
+    lock_folder,
+    parse_json,
+    read_at_most,
+    seal,
+    sha256_of,
+    sync_folder,
+    synced,
+    unseal,
+)
 from skeinformer.lab.records import Value
 
 FORMAT = 1  # of the folder; another number is another layout
@@ -244,7 +255,8 @@ def _read_meta(folder: Path) -> Meta:
     if not path.is_file():
         raise _broken(path, "is missing")
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = read_at_most(file, LONGEST_JSON, path)
         data = parse_json(content, path)
         if data.get("format") != FORMAT:
             raise ValueError(f"{path} has format {data.get('format')}, and this version reads format {FORMAT}")

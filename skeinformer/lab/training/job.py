@@ -9,7 +9,7 @@ from skeinformer.attention import METHODS
 from skeinformer.attention.methods import no_group
 from skeinformer.compare.contender import Contender, parse
 from skeinformer.lab.fields import from_json
-from skeinformer.lab.files import parse_json
+from skeinformer.lab.files import LONGEST_JSON, parse_json, read_at_most
 from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.snakes import PathfinderSettings
 from skeinformer.lab.lra.store import META, Meta, Store, open_store
@@ -143,7 +143,9 @@ def result_of(job: Job) -> Record | None:
     if not path.is_file():
         return None
     try:
-        before = {"sequence_parallel": 1, **parse_json(path.read_bytes(), path)}  # which older runs do not tell
+        with path.open("rb") as file:
+            content = read_at_most(file, LONGEST_JSON, path)
+        before = {"sequence_parallel": 1, **parse_json(content, path)}  # which older runs do not tell
     except ValueError as error:
         raise ValueError(
             f"{error}; remove the folder {job.out} to start this run anew, or give another --out"

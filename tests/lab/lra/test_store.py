@@ -316,6 +316,13 @@ def test_meta_data_of_nothing(tmp_path: Path, content: str) -> None:
         open_store(tmp_path / "store")
 
 
+def test_meta_data_of_a_terabyte_are_not_read_into_memory(tmp_path: Path) -> None:
+    write(tmp_path / "store")
+    os.truncate(tmp_path / "store" / "meta.json", 1 << 40)
+    with pytest.raises(ValueError, match=r"meta\.json has more than .* bytes.*prepare the data again"):
+        open_store(tmp_path / "store")
+
+
 def test_unknown_places_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "store")
     store = open_store(tmp_path / "store")
