@@ -57,7 +57,7 @@ class Scaling:
     """Print, or write into the pages, what dividing a sequence among processes gives."""
 
     records: Path = Path("docs/results/processes.jsonl")
-    """What `skein bench --processes` wrote."""
+    """Records that `skein bench --processes` wrote."""
     write: Path | None = None
     """The folder of the pages; without one the tables are printed."""
 
