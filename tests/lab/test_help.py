@@ -18,8 +18,8 @@ FILES = [
     *sorted((ROOT / "studies").glob("*.py")),
 ]
 # with these a text only goes on from the name of its option: "Of the model."
-BEGINNINGS = {"among", "around", "as", "at", "between", "by", "d", "each", "for", "from", "how", "in", "n", "of", "only"}
-BEGINNINGS |= {"or", "that", "what", "when", "where", "which", "with", "without"}
+BEGINNINGS = {"among", "around", "as", "at", "between", "by", "d", "each", "for", "from", "how", "in", "n", "of"}
+BEGINNINGS |= {"only", "or", "that", "what", "when", "where", "which", "with", "without"}
 
 
 def helps(source: str) -> Iterator[tuple[str, str]]:

@@ -40,7 +40,7 @@ class PathfinderSettings:
     paddle_thickness: float = 0.5
     """Thickness of the line."""
     margin: int = 1
-    """Margin around a paddle. The next one begins two margins after its end; margins of other paddles do not overlap."""
+    """Margin around a paddle. The next one begins two margins after its end; other paddles' margins do not overlap."""
     border: int = 1
     """Pixels that stay black at each side of the image."""
     continuity: float = 1.0
