@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from skeinformer.attention.cluster import Cluster, sizes_of
@@ -181,12 +182,12 @@ def parts(records: Sequence[Record]) -> dict[str, dict[str, str]]:
     layer = measured(records)
     return {
         "distributed.md": {
-            "machine": machine_line(records),
+            "machine": fill(machine_line(records), 120),
             "per process": bench_table(records, True),
             "in all": bench_table(records, False),
         },
         "scaling.md": {
-            "measured": measured_line(layer),
+            "measured": fill(measured_line(layer), 120),
             **{f"times, {faster}": times_table(layer, faster) for faster in FASTER},
             "limits": limits_table(layer),
         },
