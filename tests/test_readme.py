@@ -108,6 +108,15 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 assert printed.getvalue() == block.printed, f"{name_of(page)}, line {block.line}"
 
 
+def test_the_readme_renders_as_a_long_description() -> None:
+    """By the rules of CommonMark with tables: every fence, table, link and picture of it is read as one."""
+    reader = pytest.importorskip("markdown_it").MarkdownIt("commonmark", {"html": True}).enable("table")
+    html = reader.render((ROOT / "README.md").read_text())
+    shown = re.sub(r"<pre>.*?</pre>|<!--.*?-->", "", html, flags=re.DOTALL)
+    assert not re.search(r"```|\]\(|^\||\*\*|&lt;", shown, re.MULTILINE)
+    assert len(re.findall("<h1>", html)) == len(re.findall("<img ", html)) == 1
+
+
 def test_the_readme_has_examples() -> None:
     assert any(block.run for block in blocks((ROOT / "README.md").read_text()))
 
