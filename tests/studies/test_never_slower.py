@@ -10,7 +10,8 @@ from skeinformer.lab.records import read
 from studies.never_slower import NeverSlower, run_never_slower
 
 
-def test_a_layer_is_measured_once_and_short_ones_are_exact(tmp_path: Path) -> None:
+def test_a_layer_is_measured_once_and_short_ones_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("studies.never_slower.TOKENS", 64)
     options = NeverSlower(
         lengths=(32,), methods=("cluster",), subjects=("layer",), rounds=1, records=tmp_path / "records.jsonl"
     )
