@@ -277,7 +277,8 @@ def is_result_of(record: Record, job: Job) -> bool:
     """Whether a record of another folder is the result of this job: the same run, recipe and training data."""
     now = {**run_fields(job), **{name: getattr(job.recipe, field) for name, field in ALIKE.items()}}
     now |= {"precision": job.precision, "data_sha256": tokens_checksum(open_store(job.data))}
-    return record["kind"] in ENDS and all(record.get(name) == value for name, value in now.items())
+    sized_alike = record.get("budget") in (None, job.recipe.budget)  # None: the method has none, or an option sets it
+    return record["kind"] in ENDS and sized_alike and all(record.get(name) == value for name, value in now.items())
 
 
 def gather(out: Path, known: Sequence[Record] = ()) -> Path:
