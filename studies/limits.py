@@ -24,6 +24,7 @@ from rich.console import Console
 from skeinformer.compare.contender import parse
 from skeinformer.lab.commands.train import run_train
 from skeinformer.lab.console import plain_table, print_whole
+from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.store import open_store
 from skeinformer.lab.records import Record, append, read
 from skeinformer.lab.report.intervals import t_interval
@@ -31,9 +32,11 @@ from skeinformer.lab.training.options import Train
 from studies.command import start
 from studies.finetune import second_half
 from studies.mixed import mixed_offered
+from studies.pages import filled, markdown
 
 EXACT = "softmax"
 FEWEST = 2  # seeds that give an interval
+HEAD = ("arm", "d", "seeds", "loss", "accuracy, %")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Limits:
     """The folder of the runs and their records.jsonl."""
     threads: int | None = 1
     """Threads of torch."""
+    page: Path | None = None
+    """A page whose tables, between the marks `limits` and `end`, are written anew, such as docs/training.md."""
 
 
 class Outcome(NamedTuple):
@@ -84,8 +89,12 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
             files.append(train_arms(options))
     if not files:
         raise ValueError("there is nothing to show; give --records, or --arms and --data to train")
-    for title, arms in differences(record for path in files for record in read(path)).items():
-        print_whole(console, plain_table(("arm", "d", "seeds", "loss", "accuracy"), rows_of(arms), title=title))
+    found = differences(record for path in files for record in read(path))
+    for title, arms in found.items():
+        print_whole(console, plain_table(HEAD, rows_of(arms), title=title))
+    if options.page is not None:
+        tables = [f"{title[0].upper()}{title[1:]}:\n\n{markdown(HEAD, rows_of(arms))}" for title, arms in found.items()]
+        write_whole(filled(options.page.read_text(), {"limits": "\n\n".join(tables)}), options.page)
 
 
 def train_arms(options: Limits) -> Path:

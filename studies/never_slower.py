@@ -3,8 +3,9 @@
     python -m studies.never_slower
 
 A torch.nn.TransformerEncoderLayer (384 wide, 12 heads) and the packaged MiniLM, as they are and with the defaults of
-`convert` and `register`: `min_length="auto"` leaves to exact attention what a sketch would not make faster. Forward
-without gradients, and a training step; the exact model and the sketched one in turn, in one process. A cell is the
+`convert` and `register`: `min_length="auto"` leaves to exact attention what a sketch would not make faster. Batches of
+4096 tokens, and single sequences, where the time around attention counts most. Forward without gradients, and a
+training step; the exact model and the sketched one in turn, in one process. A cell is the
 median of the ratio and the range that holds half of the rounds; "exact" marks cells that the rule left to exact
 attention, whose ratio is that of what the drop-in adds around it.
 """
@@ -24,15 +25,20 @@ import skeinformer
 from skeinformer import huggingface
 from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.lab.console import plain_table, print_whole, progress
+from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.pretrained import load_model, long_positions
 from skeinformer.lab.measure.work import now
 from skeinformer.lab.records import Ledger, Record, append, machine, read_known
 from skeinformer.lab.threads import with_threads
 from studies.command import start
+from studies.pages import filled, markdown
 
 TOKENS = 4096  # in a batch of short sequences
 KEYS = ("subject", "method", "n", "training", "threads")
-SUBJECTS = ("layer", "MiniLM")
+SUBJECTS = ("layer", "MiniLM", "layer, one sequence", "MiniLM, one sequence")
+ONE = "one sequence"
+KINDS = {False: "forward", True: "training"}
+LIMIT = 1.05  # no drop-in is to take longer, in times of exact attention
 Calls = tuple[Callable[[], object], Callable[[], object], bool]
 
 
@@ -45,13 +51,15 @@ class NeverSlower:
     methods: tuple[str, ...] = ("skeinformer", "cluster")
     """Methods with their default options."""
     subjects: tuple[str, ...] = SUBJECTS
-    """Parts to measure: layer, MiniLM."""
+    """Parts to measure: layer and MiniLM on 4096 tokens, and on one sequence."""
     rounds: int = 9
     """Rounds of each ratio; three times as many of a layer, and a third of them at 4096 tokens and above."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     records: Path = Path("docs/results/never_slower.jsonl")
     """File that records are appended to."""
+    page: Path | None = None
+    """A page whose tables, between marks, are written anew, such as docs/drop-in.md."""
 
 
 def run_never_slower(options: NeverSlower, console: Console | None = None) -> Path:
@@ -60,7 +68,7 @@ def run_never_slower(options: NeverSlower, console: Console | None = None) -> Pa
     known = read_known(options.records)
     unknown = set(options.subjects) - set(SUBJECTS)
     if unknown:
-        raise ValueError(f"subjects holds {', '.join(sorted(unknown))}; known are {', '.join(SUBJECTS)}")
+        raise ValueError(f"subjects holds {'; '.join(sorted(unknown))}; known are {'; '.join(SUBJECTS)}")
     with with_threads(options.threads), progress(console) as begin:
         step = begin("")
         done = Ledger(KEYS, known)
@@ -68,6 +76,7 @@ def run_never_slower(options: NeverSlower, console: Console | None = None) -> Pa
             {"subject": subject, "method": method, "n": n, "training": training, "threads": torch.get_num_threads()}
             for n in options.lengths
             for subject in options.subjects
+            if n < TOKENS or ONE not in subject  # else it is the same
             for method in options.methods
             for training in (False, True)
         ]
@@ -78,15 +87,18 @@ def run_never_slower(options: NeverSlower, console: Console | None = None) -> Pa
             append(options.records, record)
             known.append(record)
     show(options, known, console)
+    if options.page is not None:
+        write_whole(filled(options.page.read_text(), page_tables(options, known)), options.page)
     return options.records
 
 
 def measure(cell: dict[str, Any], rounds: int) -> Record:
     """One cell of the table."""
-    n, training = int(cell["n"]), bool(cell["training"])
-    make = layer_calls if cell["subject"] == "layer" else model_calls
-    exact, sketched, taken = make(str(cell["method"]), n, training)
-    rounds = (3 if cell["subject"] == "layer" else 1) * (rounds if n < TOKENS else max(3, rounds // 3))
+    n, subject, training = int(cell["n"]), str(cell["subject"]), bool(cell["training"])
+    make, batch = layer_calls if "layer" in subject else model_calls, 1 if ONE in subject else max(1, TOKENS // n)
+    exact, sketched, taken = make(str(cell["method"]), (batch, n), training)
+    rounds = (rounds if n < TOKENS else max(3, rounds // 3)) * (3 if "layer" in subject else 1)
+    rounds *= max(1, min(4, TOKENS // (batch * n)))  # short ones are measured more often
     seconds = interleaved({"exact": exact, "sketched": sketched}, rounds, warmup=3)
     found, times = ratio(seconds["sketched"], seconds["exact"]), quartiles(seconds["exact"])
     return {
@@ -102,17 +114,17 @@ def measure(cell: dict[str, Any], rounds: int) -> Record:
     }
 
 
-def layer_calls(method: str, n: int, training: bool) -> Calls:
+def layer_calls(method: str, shape: tuple[int, int], training: bool) -> Calls:
     """An encoder layer as it is and converted, and whether the rule sketches it."""
     torch.manual_seed(0)
     exact = nn.TransformerEncoderLayer(384, 12, 1536, dropout=0.0, batch_first=True).train(training)
     sketched = copy.deepcopy(exact)
     skeinformer.convert(sketched, method)
-    x = torch.randn(max(1, TOKENS // n), n, 384)
+    x = torch.randn(*shape, 384)
     return pair(exact, sketched, {"src": x}, training)
 
 
-def model_calls(method: str, n: int, training: bool) -> Calls:
+def model_calls(method: str, shape: tuple[int, int], training: bool) -> Calls:
     """MiniLM as it is and registered, and whether the rule sketches it."""
     pretrained = load_model(None)
     huggingface.register()
@@ -124,8 +136,8 @@ def model_calls(method: str, n: int, training: bool) -> Calls:
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         models.append(model)
-    tokens = torch.randint(1000, 20000, (max(1, TOKENS // n), n), generator=torch.Generator().manual_seed(0))
-    given = {"input_ids": tokens, "position_ids": long_positions(pretrained, n)}
+    tokens = torch.randint(1000, 20000, shape, generator=torch.Generator().manual_seed(0))
+    given = {"input_ids": tokens, "position_ids": long_positions(pretrained, shape[1])}
     return pair(models[0], models[1], given, training)
 
 
@@ -162,6 +174,8 @@ def rows_of(options: NeverSlower, records: list[Record]) -> Iterator[tuple[str, 
     found = {tuple(record.get(key) for key in KEYS[:4]): record for record in records}
     for n in options.lengths:
         for subject in options.subjects:
+            if n >= TOKENS and ONE in subject:
+                continue
             cells = []
             for method in options.methods:
                 for training in (False, True):
@@ -178,9 +192,33 @@ def cell_text(record: Record) -> str:
 
 def show(options: NeverSlower, records: list[Record], console: Console) -> None:
     """Print the table."""
-    kinds = [f"{method}, {kind}" for method in options.methods for kind in ("forward", "training")]
+    kinds = [f"{method}, {kind}" for method in options.methods for kind in KINDS.values()]
     title = "time over exact attention: median, and the range of half of the rounds"
     print_whole(console, plain_table(("n", "of", *kinds), list(rows_of(options, records)), title=title))
+
+
+def page_tables(options: NeverSlower, records: list[Record]) -> dict[str, str]:
+    """For each method a table of medians, those of sketched calls in bold, and one line on all."""
+    found = {tuple(record.get(key) for key in KEYS[:4]): record for record in records}
+    tables = {}
+    for method in options.methods:
+        rows = [
+            [f"{n:,}", *(bold(found.get((subject, method, n, training))) for subject in SUBJECTS for training in KINDS)]
+            for n in options.lengths
+        ]
+        head = ["n", *(f"{subject}, {kind}" for subject in SUBJECTS for kind in KINDS.values())]
+        tables[f"never slower, {method}"] = markdown(head, rows)
+    over = [record for record in records if float(record["ratio"] or 0) > LIMIT]
+    worst = max((float(record["ratio"] or 0) for record in records), default=0.0)
+    line = f"{len(records) - len(over)} of {len(records)} cells are at most {LIMIT}; the greatest is {worst:.2f}."
+    return {**tables, "never slower, in all": line}
+
+
+def bold(record: Record | None) -> str:
+    if record is None:
+        return ""
+    text = f"{float(record['ratio'] or 0):.2f}"
+    return f"**{text}**" if record["sketched"] else text
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from skeinformer.lab.measure.processes import several
 from skeinformer.lab.records import Record, read
 from skeinformer.lab.report.format import count, label, microseconds, required, seconds, size
 from studies.command import start
+from studies.pages import filled, markdown
 
 LATENCY = 10e-6  # seconds of one step of a collective: an assumption
 TOKENS = {"1M": 10**6, "100M": 10**8, "1G": 10**9}
@@ -173,10 +174,6 @@ def measured_line(layer: Layer) -> str:
     )
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
 def parts(records: Sequence[Record]) -> dict[str, dict[str, str]]:
     """What stands between the marks of each page."""
     layer = measured(records)
@@ -192,16 +189,6 @@ def parts(records: Sequence[Record]) -> dict[str, dict[str, str]]:
             "limits": limits_table(layer),
         },
     }
-
-
-def filled(page: str, texts: dict[str, str]) -> str:
-    """The page with each text between its marks, `<!-- name -->` and `<!-- end -->`."""
-    for name, text in texts.items():
-        before, mark, rest = page.partition(f"<!-- {name} -->\n")
-        if not mark or "<!-- end -->" not in rest:
-            raise ValueError(f"the page has no <!-- {name} --> that an <!-- end --> follows")
-        page = f"{before}{mark}{text}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
-    return page
 
 
 def run(options: Scaling) -> None:

@@ -1,7 +1,8 @@
 """Inputs, masks, noise and the variants that the property tests of attention run over."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -87,6 +88,24 @@ SHARED_QK = {name for name, variant in VARIANTS.items() if METHODS[variant.metho
 PATTERN_OF_THE_HEAD = variants_of("blockbert")
 RANDOM = [name for name, variant in VARIANTS.items() if METHODS[variant.method].random]
 DETERMINISTIC = [name for name in VARIANTS if name not in RANDOM]
+
+
+def slow_but(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """For parametrize: all values, those that are not kept in the slow group."""
+    return [pytest.param(x, marks=[] if x in kept else [pytest.mark.slow]) for x in values]
+
+
+def thinned(*values: Sequence[Any], of: int) -> list[Any]:
+    """For parametrize: all combinations, all but one in `of` in the slow group. Those that stay have every value."""
+    places = itertools.product(*(range(len(x)) for x in values))
+    return [
+        pytest.param(
+            *(x[i] for x, i in zip(values, place, strict=True)), marks=[pytest.mark.slow] if sum(place) % of else []
+        )
+        for place in places
+    ]
+
+
 # the names of the table, for tests that compile: a row that shares its class with an earlier one is slow
 _FIRST = {row.make: name for name, row in reversed(METHODS.items())}.values()
 ONE_OF_A_KIND = [pytest.param(name, marks=[] if name in _FIRST else [pytest.mark.slow]) for name in METHODS]

@@ -63,7 +63,8 @@ def estimate_error(output: Tensor, checks: Checks, exact: Tensor, known: Known |
     if known is not None:
         differences.append(_difference(output, known.rows, known.exact, dtype))
         norms.append(_real(known.exact.to(dtype), known.rows))
-    of_missed, of_norm = _unit(differences), _unit(norms)  # (b, h, 1, 1)
+    of_norm = _unit(norms, 1.0)  # (b, h, 1, 1)
+    of_missed = _unit(differences, of_norm)
     missed, norm = ([_squares(x / unit) for x in parts] for parts, unit in ((differences, of_missed), (norms, of_norm)))
     of_known = [torch.zeros_like(x[-1][..., :1]) if known is None else _total(x[-1]) for x in (missed, norm)]
 
@@ -104,10 +105,10 @@ def _real(x: Tensor, rows: Selection) -> Tensor:
     return x.where(rows.live[..., None], 0)
 
 
-def _unit(parts: list[Tensor]) -> Tensor:
-    """The largest number of all parts, 1 for 0: (b, h, 1, 1)."""
+def _unit(parts: list[Tensor], of_zeros: Tensor | float) -> Tensor:
+    """The largest number of all parts, (b, h, 1, 1); `of_zeros` where there are only zeros."""
     largest = torch.cat([x.abs().flatten(-2) for x in parts], -1).amax(-1)[..., None, None]
-    return largest.where(largest > 0, 1)
+    return largest.where(largest > 0, of_zeros)
 
 
 def _squares(x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from tests.helpers import (
     lengths_mask,
     map_inputs,
     random_mask,
+    slow_but,
     tensors,
 )
 
@@ -56,11 +57,7 @@ def masks_of(b: int, n: int) -> list[Tensor]:
     ]
 
 
-# the kinds of graphs: an operation of our own, columns, blocks, sorting, features, products
-KINDS = ("cluster", "skeinformer", "bigbird", "reformer", "performer", "nystromformer")
-
-
-@pytest.mark.parametrize("name", [pytest.param(x, marks=[] if x in KINDS else [pytest.mark.slow]) for x in METHODS])
+@pytest.mark.parametrize("name", slow_but(METHODS, "cluster", "skeinformer", "bigbird", "reformer"))
 def test_equals_eager_with_gradients_and_compiles_once_for_all_masks(name: str) -> None:
     q, k, v = inputs_for(name, 2, 2, 9, dtype=torch.float32)
     module = VARIANTS[name].build(budget=4)
@@ -124,7 +121,7 @@ def test_info_compiles() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", slow_but(METHODS, "cluster", "skeinformer"))
 @pytest.mark.parametrize(
     "given", [pytest.param(True, id="noise given"), pytest.param(False, id="noise drawn", marks=pytest.mark.slow)]
 )

@@ -12,7 +12,7 @@ from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.cluster import Cluster
 from skeinformer.attention.inputs import Inputs
 from skeinformer.attention.operation import sketch, sketch_with_kept
-from tests.helpers import draw, gradients, random_mask, tensors
+from tests.helpers import draw, gradients, random_mask, slow_but, tensors
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "skeinformer": ("skeinformer", {"num_pilots": 3}),
@@ -43,7 +43,11 @@ class Graphs:
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
-@pytest.mark.parametrize(("case", "masked"), [*((case, True) for case in CASES), ("cluster", False)])
+FIRST = ("skeinformer", "cluster", "cluster, gradients by queries")
+
+
+@pytest.mark.parametrize("masked", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", slow_but(CASES, *FIRST))
 def test_the_numbers_are_those_without_a_compiler(case: str, masked: bool) -> None:
     """Forward to the bit; one graph with one operation, also without gradients."""
     method, options = CASES[case]

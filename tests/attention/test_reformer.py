@@ -14,7 +14,7 @@ from skeinformer.attention.reformer import COLUMNS, hash_tokens, num_buckets, nu
 from skeinformer.kernels.choice import plain_forms
 from skeinformer.noise import normal
 from tests import reference_reformer as reference
-from tests.helpers import copies, draw, generator, gradients, lengths_mask, over_heads, random_mask, tensors
+from tests.helpers import copies, draw, generator, gradients, lengths_mask, over_heads, random_mask, tensors, thinned
 
 SCALE = 0.5  # 1/sqrt(4)
 
@@ -40,9 +40,10 @@ def expected_output(
 
 
 @pytest.mark.parametrize(("num_hashes", "chunk_size"), [(1, 1), (1, 4), (2, 2), (3, 3), (2, 5)])
-@pytest.mark.parametrize("across_buckets", [False, True])
-@pytest.mark.parametrize("count_duplicates", [False, True])
-@pytest.mark.parametrize("kind", ["none", "both", "unlike"])
+@pytest.mark.parametrize(
+    ("across_buckets", "count_duplicates", "kind"),
+    thinned([False, True], [False, True], ["none", "both", "unlike"], of=3),
+)
 def test_values_and_gradients_are_those_of_the_transcription(
     num_hashes: int, chunk_size: int, across_buckets: bool, count_duplicates: bool, kind: str
 ) -> None:
@@ -93,10 +94,10 @@ def full_attention(q: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("num_hashes", [1, 2, 3])
-@pytest.mark.parametrize("n", [1, 2, 9, 12])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("count_duplicates", [False, True])
+@pytest.mark.parametrize(
+    ("num_hashes", "n", "masked", "count_duplicates"),
+    thinned([1, 2, 3], [1, 2, 9, 12], [False, True], [False, True], of=3),
+)
 def test_two_chunks_that_hold_everything_are_exact(
     num_hashes: int, n: int, masked: bool, count_duplicates: bool
 ) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skeinformer import SkeinInfo, skein_attention
 from tests import reference
-from tests.helpers import exact, generator, gradients, lengths_mask, over_heads, random_mask, tensors
+from tests.helpers import exact, generator, gradients, lengths_mask, over_heads, random_mask, tensors, thinned
 
 OPTIONS = [
     {"columns": columns, "row_norm": row_norm, "reuse_pilots": reuse}
@@ -75,11 +75,7 @@ def transcribed(
 
 
 # p_v = p, and another: the gradient by hand, and autograd's
-@pytest.mark.parametrize(
-    ("num_pilots", "p_v"),
-    [(3, 3), (20, 5), pytest.param(3, 5, marks=pytest.mark.slow), pytest.param(20, 3, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "num_pilots", "p_v"), thinned(CASES, [3, 20], [3, 5], of=3))
 @pytest.mark.parametrize("options", OPTIONS, ids=label)
 def test_values_and_gradients_of_algorithm_1(options: dict[str, object], case: str, num_pilots: int, p_v: int) -> None:
     n, n_k, key_mask, query_mask = mask_case(case)

@@ -1,5 +1,7 @@
 """Shares on several processes give what one process gives: outputs, gradients, certificate, what was selected."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import torch
@@ -81,12 +83,22 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_shares_give_what_one_process_gives(name: str, pool: Pool) -> None:
+# on every number of processes; the other cases on three in the default group
+EVERY = ("cluster", "cluster-masked", "queries-masked", "skeinformer", "skeinformer-masked", "vmean", "performer-cross")
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        *((name, range(1, WORLD + 1) if name in EVERY else (3,)) for name in CASES),
+        *(pytest.param(name, (1, 2, 4), marks=pytest.mark.slow) for name in CASES if name not in EVERY),
+    ],
+)
+def test_shares_give_what_one_process_gives(name: str, numbers: Iterable[int], pool: Pool) -> None:
     case = CASES[name]
     torch.manual_seed(0)
     expected = compute(case)
-    for ranks in range(1, WORLD + 1):
+    for ranks in numbers:
         of_ranks = pool.run("share_of_attention", ranks, case)
         for field, whole in expected.items():
             parts = [result[field] for result in of_ranks]

@@ -270,7 +270,8 @@ def test_parts_with_configurations_of_their_own(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         loaded = transformers.CLIPModel.from_pretrained(tmp_path).eval()
-        assert torch.equal(loaded(**given).image_embeds, expected)
+        # to rounding: products may be summed in another order where loaded weights begin at another address
+        torch.testing.assert_close(loaded(**given).image_embeds, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_sentence_transformers_and_pipelines_load_it(tmp_path: Path) -> None:

@@ -197,11 +197,9 @@ HEAVY = {"matplotlib", "transformers", "pyarrow", "accelerate", "huggingface_hub
 USES: dict[str, str | None] = {  # arguments, and the verb whose module they load
     "--help": None,
     "methods": "methods",
-    "methods --json": "methods",
     "flops --lengths 64 --methods vmean": "flops",
     "train --help": "train",
     "lra --help": "lra",
-    "demo --help": "demo",
     "bench --help": "bench",
 }
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from skeinformer.noise import from_generator, from_seed
 from skeinformer.sketch import SKETCHES, Sketch, draw, find
 from tests.cases import cases
+from tests.helpers import slow_but
 
 NAMES = list(SKETCHES)
 SAMPLING = [name for name in NAMES if "log_probability" in SKETCHES[name].defaults]
@@ -158,7 +159,7 @@ def test_right_padding_does_not_change_seeded_rows(name: str) -> None:
         assert (long[..., n:, :] == 0).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "gaussian", "accumulative"))
 def test_compiles_into_one_graph(name: str) -> None:
     family, options = find(name)
     n, d = 12, 5

@@ -44,9 +44,10 @@ def test_the_second_half_counts() -> None:
 
 def test_arms_are_trained_once_and_shown(tmp_path: Path) -> None:
     write_tiny(tmp_path / "text", "text")
-    options = Limits(
-        arms=("softmax", "mixed:output=exact"), data=tmp_path / "text", seeds=(0,), steps=2, out=tmp_path / "runs"
-    )
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- limits -->\n<!-- end -->\nafter\n")
+    arms = ("softmax", "mixed:output=exact")
+    options = Limits(arms=arms, data=tmp_path / "text", seeds=(0,), steps=2, out=tmp_path / "runs", page=page)
     for _ in range(2):
         console = Console(file=StringIO(), width=120)
         run_limits(options, console)
@@ -56,6 +57,7 @@ def test_arms_are_trained_once_and_shown(tmp_path: Path) -> None:
             "mixed:output=exact",
         ]
     assert "mixed:output=exact" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Text from scratch, 2 steps:\n\n| arm | d | seeds | loss |" in page.read_text()
 
 
 def test_nothing_to_show_is_an_error() -> None:

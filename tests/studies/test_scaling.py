@@ -7,7 +7,8 @@ import pytest
 from skeinformer.attention.sharded.traffic import cluster_bytes
 from skeinformer.lab.records import read
 from studies import scaling
-from studies.scaling import Layer, Scaling, computing, efficient, exchanging, fastest, filled, measured, parts, run
+from studies.pages import filled
+from studies.scaling import Layer, Scaling, computing, efficient, exchanging, fastest, measured, parts, run
 
 DOCS = Path(__file__).parents[2] / "docs"
 LAYER = Layer(seconds_per_token=1e-6, heads=1, width=64, budget=16, pilots=16, n=1000)

@@ -29,9 +29,20 @@ from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.prepare import ListOps, Pathfinder, prepare_store
 from skeinformer.lab.lra.snakes import PathfinderSettings
 from skeinformer.lab.lra.store import META, TASKS, open_store
-from skeinformer.lab.records import Record, Value, append, read, read_known
+from skeinformer.lab.records import Record, Value, append, key_of, read, read_known
 from skeinformer.lab.training.children import start_child
-from skeinformer.lab.training.job import BAG_OF_TOKENS, RECORDS, job_of, recipe_of, result_of, run_fields, store_of
+from skeinformer.lab.training.job import (
+    BAG_OF_TOKENS,
+    ENDS,
+    RECORDS,
+    Job,
+    job_of,
+    recipe_of,
+    result_of,
+    run_fields,
+    store_of,
+    tokens_checksum,
+)
 from skeinformer.lab.training.options import Lra, Overrides, Train, table_1_methods
 from skeinformer.lab.training.recipes import generator_options
 from skeinformer.lab.training.watch import Place, read_place
@@ -47,6 +58,9 @@ FAILURE, LOG = "failure.jsonl", "log.txt"
 STUDIED_BATCHES, STUDIED_RATES = (0.5, 1, 2), (0.25, 1, 4)  # times the recipe's: nine runs, of which one is its own
 NOWHERE = Place("", "")
 LONGEST_NAME = 180  # of a cell's folder; file systems end at 255
+RUN_KEYS = ("recipe", "task", "method", "options", "seed", "overrides")  # what tells a run from others, in its records
+# what a result of another folder must agree in beside the names of its run: its fields, and those of the recipe
+ALIKE = {"n": "max_len", "batch": "batch", "learning_rate": "learning_rate", "max_steps": "steps"}
 
 
 @dataclass
@@ -105,20 +119,21 @@ def run_lra(options: Lra, console: Console | None = None) -> tuple[Path, bool]:
     options = as_study(options) if options.study else options
     matrix = Matrix([make_cell(train, options.out) for train in trainings(options)])
     prepare_data(options, console)
+    known = read(options.known)
     for cell in matrix.cells:
-        find_result(cell)
+        find_result(cell, known)
     with show(matrix, console) as refresh, stopped_like_by_keyboard():
         try:
             while any(cell.state in ("waiting", "running") for cell in matrix.cells):
                 start_some(matrix, options.jobs)
                 for cell in matrix.cells:
                     if cell.state == "running" and look(cell):
-                        gather(options.out)
+                        gather(options.out, known)
                 refresh()
                 time.sleep(POLL_SECONDS)
         finally:
             stop_all(matrix)
-    path = gather(options.out)
+    path = gather(options.out, known)
     failed = [cell.title for cell in matrix.cells if cell.state == "failed"]
     if failed:
         console.print(f"{len(failed)} of {len(matrix.cells)} runs failed: {', '.join(failed)}", markup=False)
@@ -248,19 +263,31 @@ def fail(cell: Cell, status: int) -> None:
     append(cell.folder / FAILURE, record)
 
 
-def find_result(cell: Cell) -> None:
-    """Mark a cell as done if its folder holds a result of the same settings and data."""
-    result = result_of(job_of(cell.train))
+def find_result(cell: Cell, known: Sequence[Record] = ()) -> None:
+    """Mark a cell as done if its folder, or what is known, holds a result of the same settings and data."""
+    job = job_of(cell.train)
+    result = result_of(job) or next((record for record in known if is_result_of(record, job)), None)
     if result is not None:
         cell.state = "done"
         cell.place, cell.accuracy = Place("done", f"{result['steps']:,}"), f"{result['test_accuracy']:.3f} test"
         cell.detail = f"test accuracy {result['test_accuracy']:.3f} after {result['steps']:,} steps"
 
 
-def gather(out: Path) -> Path:
-    """All records of all cells in `out`, in one file."""
+def is_result_of(record: Record, job: Job) -> bool:
+    """Whether a record of another folder is the result of this job: the same run, recipe and training data."""
+    now = {**run_fields(job), **{name: getattr(job.recipe, field) for name, field in ALIKE.items()}}
+    now |= {"precision": job.precision, "data_sha256": tokens_checksum(open_store(job.data))}
+    sized_alike = record.get("budget") in (None, job.recipe.budget)  # None: the method has none, or an option sets it
+    return record["kind"] in ENDS and sized_alike and all(record.get(name) == value for name, value in now.items())
+
+
+def gather(out: Path, known: Sequence[Record] = ()) -> Path:
+    """All records of all cells in `out`, and before them what is known of other runs, in one file."""
     files: Sequence[Path] = sorted([*out.glob(f"*/{RECORDS}"), *out.glob(f"*/{FAILURE}")])
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in read(files)]
+    found = read(files)
+    mine = {key_of(record, RUN_KEYS) for record in found if record["kind"] in ENDS}
+    others = [record for record in known if key_of(record, RUN_KEYS) not in mine]
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in (*others, *found)]
     return write_whole("".join(lines), out / RECORDS)
 
 

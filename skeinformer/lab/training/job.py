@@ -21,6 +21,7 @@ from skeinformer.registry import check_count, lookup
 
 BAG_OF_TOKENS = "bag_of_tokens"
 RUN, RECORDS, MODEL = "run.json", "records.jsonl", "model"
+ENDS = ("lra_run", "lra_baseline")  # the records of a result
 GENERATOR = "generator"  # the source of a store that `skein data` generated
 
 
@@ -156,7 +157,7 @@ def result_of(job: Job) -> Record | None:
         raise ValueError(
             f"{job.out} holds a run with {name}={before.get(name)!r}, not {now[name]!r}; give another --out"
         )
-    found = [r for r in read(records) if r.get("kind") in ("lra_run", "lra_baseline")] if records.is_file() else []
+    found = [r for r in read(records) if r.get("kind") in ENDS] if records.is_file() else []
     return found[-1] if found else None
 
 
@@ -196,6 +197,11 @@ def generated_otherwise(chosen: Recipe, meta: Meta) -> tuple[str, object, object
         if name in found and found[name] not in allowed:
             return name, found[name], value
     return None
+
+
+def tokens_checksum(store: Store) -> str:
+    """What records call the training data by."""
+    return store.meta.checksums.get("train.tokens.npy", "")[:16]
 
 
 def run_fields(job: Job) -> Record:

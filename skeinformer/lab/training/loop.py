@@ -38,6 +38,7 @@ from skeinformer.lab.training.job import (
     result_of,
     run_fields,
     settings,
+    tokens_checksum,
 )
 from skeinformer.lab.training.make import attention_errors, make_model, save_trained
 from skeinformer.lab.training.memory import largest_micro_batch, process_peak, step_peak
@@ -331,7 +332,7 @@ class Run:
             "device": self.accelerator.device.type,
             "precision": job.precision,
             "compile": job.compile,
-            "data_sha256": self.store.meta.checksums.get("train.tokens.npy", "")[:16],
+            "data_sha256": tokens_checksum(self.store),
             **self.attention_errors(),
             "started": progress.started,
             **machine(),

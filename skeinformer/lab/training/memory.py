@@ -18,6 +18,7 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEPT = 32 * 2**20  # bytes: the greatest tensor that is kept; greater ones would leave holes
+PREDICTIONS = 3  # that may fail before the largest micro-batch is found by bisection
 
 
 def keep_freed_memory() -> bool:
@@ -45,17 +46,19 @@ def largest_micro_batch(peak: Callable[[int], int], batch: int, budget: int, fix
     """The largest number of examples, at most `batch`, with which `fixed + peak(number)` bytes fit into `budget`.
 
     `peak` measures. Most of a peak grows with the number, so one measurement predicts the next number to try; none is
-    more than twice what is known to fit.
+    more than twice what is known to fit. Where predictions have failed to halve what is left, bisection goes on.
     """
-    fits, too_large, trial, used = 0, batch + 1, 1, 0
+    fits, too_large, trial, used, failed = 0, batch + 1, 1, 0, 0
     while fits + 1 < too_large:
+        left, doubled = too_large - fits, trial in (1, 2 * fits)
         used = fixed + peak(trial)
         if used <= budget:
             fits = trial
         else:
             too_large = trial
+        failed += not doubled and 2 * (too_large - fits) > left + 1
         predicted = trial * (budget - fixed) // max(used - fixed, 1)
-        if not fits < predicted < too_large:
+        if failed > PREDICTIONS or not fits < predicted < too_large:
             predicted = (fits + too_large) // 2
         trial = min(predicted, 2 * fits)
     if fits == 0:

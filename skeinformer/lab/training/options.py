@@ -116,6 +116,9 @@ class Lra(Overrides):
     """A folder with a store of `skein data` for each task; ListOps and Pathfinder are generated where missing."""
     out: Path = Path("lra")
     """A folder for the runs; all records in it are gathered in records.jsonl."""
+    known: tuple[Path, ...] = ()
+    """Records of other folders or machines: a run that has its result there is not run again, and they are gathered
+    too."""
     jobs: int = 1
     """Runs at the same time."""
     threads: int | None = None

@@ -96,9 +96,9 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "text": _cpu("text", 1024, 64, batch=16, steps=1000, check_every=100, rate=1e-3, valid_examples=500),
         "retrieval": _cpu("retrieval", 1024, 64, batch=8, steps=1000, check_every=100, rate=1e-3, valid_examples=500),
         "pathfinder": _cpu(
-            "pathfinder", 144, 16, batch=16, steps=4000, check_every=400, rate=3e-4, dropout=0.0, data=CPU_PATHFINDER
+            "pathfinder", 144, 36, batch=16, steps=2400, check_every=300, rate=3e-4, dropout=0.0, data=CPU_PATHFINDER
         ),
-        "image": _cpu("image", 256, 32, batch=32, steps=2000, check_every=200, rate=2e-3),
+        "image": _cpu("image", 256, 64, batch=32, steps=1000, check_every=125, rate=2e-3),
     },
 }
 CUT = ("text", "retrieval")  # a beginning of a document is still one; half an expression or image is not

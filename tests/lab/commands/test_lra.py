@@ -74,6 +74,24 @@ def test_cells_run_fail_and_are_skipped(data: Path, tmp_path: Path) -> None:
     assert sum(record["kind"] == "lra_failure" for record in records) == 1
 
 
+def test_results_of_another_folder_are_not_run_again(data: Path, tmp_path: Path) -> None:
+    first = run_lra(Lra(**SMALL, methods=(), data=data, out=tmp_path / "lra"), screen())[0]
+    console = screen()
+    options = Lra(**SMALL, methods=(), data=data, out=tmp_path / "other", known=(first,))
+    path, whole = run_lra(options, console)
+    assert whole
+    assert "running" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert read(path) == read(first)
+
+    changed = [{**record, "max_steps": 5} for record in read(first)]  # of another recipe
+    older = tmp_path / "older.jsonl"
+    older.write_text("".join(json.dumps(record) + "\n" for record in changed))
+    console = screen()
+    path, _ = run_lra(replace(options, known=(older,)), console)
+    assert console.file.getvalue().count(" running") == 1  # type: ignore[attr-defined]
+    assert [record["max_steps"] for record in read(path) if record["kind"] == "lra_baseline"] == [4]
+
+
 @pytest.mark.slow  # two runs in processes of their own, twice; test_loop kills and continues a run
 def test_a_killed_matrix_goes_on(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "lra"

@@ -25,6 +25,7 @@ from skeinformer.lab.measure.flops import (
     flop_counter,
     flop_records,
 )
+from tests.helpers import slow_but
 
 PAGE = Path(__file__).parents[3] / "docs" / "flops.md"
 FUSED = "_scaled_dot_product_flash_attention_for_cpu"
@@ -135,7 +136,10 @@ def test_counting_draws_no_numbers(name: str) -> None:
 STRIDED = {"sparse_transformer"}  # n / d strided columns for every query: below exact attention, but not linear
 
 
-@pytest.mark.parametrize("name", [name for name, row in METHODS.items() if not row.quadratic and name not in STRIDED])
+LINEAR = [name for name, row in METHODS.items() if not row.quadratic and name not in STRIDED]
+
+
+@pytest.mark.parametrize("name", slow_but(LINEAR, "cluster", "skeinformer", "performer", "bigbird", "reformer"))
 def test_linear_methods_are_linear(name: str) -> None:
     """From 16k to 32k tokens the count at most doubles, but for what rounding to blocks and log n add."""
     once, twice = (sum(count_multiply_adds(name, n).values()) for n in (16384, 32768))

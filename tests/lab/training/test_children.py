@@ -17,7 +17,7 @@ spec = importlib.util.spec_from_file_location("children", {str(MODULE)!r})
 children = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(children)
 """
-CHILD = f"{LOAD}\nchildren.end_with_parent()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+CHILD = f'{LOAD}\nchildren.end_with_parent()\nos.write(1, b"%d\\n" % os.getpid())\ntime.sleep(60)'
 PARENT = f"""{LOAD}
 child = children.start_child([sys.executable, "-c", {CHILD!r}], sys.stdout.buffer, os.environ)
 second = children.start_child([sys.executable, "-c", {CHILD!r}], sys.stdout.buffer, os.environ)

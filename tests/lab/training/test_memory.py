@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skeinformer.lab.lra.store import Meta
@@ -46,6 +46,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     bend=st.floats(0.5, 1.5),
     budget=st.integers(1, 100_000),
 )
+@example(batch=65, fixed=0, base=8, each=1, bend=0.5, budget=13)  # predictions crept up by one
 def test_the_largest_that_fits_is_found(batch: int, fixed: int, base: int, each: int, bend: float, budget: int) -> None:
     tried = []
 
