@@ -20,7 +20,7 @@ from skeinformer.nn.scope import sketched
 from skeinformer.nn.verdict import Verdict
 from skeinformer.sketch import SKETCHES, Sketch, draw
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "METHODS",

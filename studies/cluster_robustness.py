@@ -64,13 +64,13 @@ class Options:
     lengths: tuple[int, ...] = (1024, 4096, 16384)
     """Sequence lengths, in tokens."""
     joined: tuple[int, ...] = (1, 2)
-    """How many neighbouring heads make one: 1 is the model's own width, 32 for MiniLM, 2 is 64."""
+    """Neighbouring heads that make one: 1 is the model's own width, 32 for MiniLM, 2 is 64."""
     trials: int = 2
-    """How often to measure, each on the next piece of text and with new draws."""
+    """Trials, each on the next piece of text and with new draws."""
     rows: int = 1024
-    """For how many queries exact attention is computed, and the error measured."""
+    """Queries for which exact attention is computed and the error measured."""
     time_rounds: int = 5
-    """How often each method is timed; 0 for no times."""
+    """Rounds in which each method is timed; 0 for no times."""
     time_layer: int = 0
     """The layer whose queries, keys and values are timed."""
     model: str | None = None
@@ -78,9 +78,9 @@ class Options:
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     seed: int = 0
-    """Of all draws."""
+    """Seed of all draws."""
     records: Path = Path("cluster-robustness.jsonl")
-    """Where records are appended, one JSON line each."""
+    """File that records are appended to, one JSON line each."""
 
     @property
     def common(self) -> Record:

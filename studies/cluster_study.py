@@ -61,7 +61,7 @@ class Study:
     text: tyro.conf.Positional[Path]
     """A .txt or .parquet file."""
     n: tyro.conf.Positional[int] = 4096
-    """Tokens."""
+    """Tokens n of the text."""
 
 
 class Knobs(NamedTuple):

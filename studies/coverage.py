@@ -71,7 +71,7 @@ class Coverage:
     text: Path | None = None
     """A .txt or .parquet file for MiniLM. Default: the Python language reference."""
     lengths: tuple[int, ...] = (1024, 4096)
-    """Of MiniLM's inputs, in tokens."""
+    """Lengths of MiniLM's inputs, in tokens."""
     sketches: int = 10
     """Draws of each sketch."""
     draws: int = 10
@@ -79,13 +79,13 @@ class Coverage:
     num_checks: int = NUM_CHECKS
     """Rows that a certificate computes."""
     trials: int = 200
-    """How often a budget is chosen for each input; 0 for not at all."""
+    """Trials in which a budget is chosen for each input; 0 for none."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     seed: int = 0
-    """Of all draws."""
+    """Seed of all draws."""
     records: Path = Path("coverage.jsonl")
-    """Where records are appended, one JSON line each."""
+    """File that records are appended to, one JSON line each."""
 
 
 class Input(NamedTuple):

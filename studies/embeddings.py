@@ -69,7 +69,7 @@ class Embeddings:
     texts: Path
     """A .parquet file with a column `text`, or a .txt file: passages are taken from its texts in turn."""
     passages: int = 200
-    """How many."""
+    """Number of passages."""
     length: int = 4096
     """Tokens of a passage, the two special ones included."""
     methods: tuple[str, ...] = ("skeinformer:num_pilots=32", "cluster", "vmean")
@@ -77,15 +77,15 @@ class Embeddings:
     budgets: tuple[int, ...] = (32, 64, 128, 256, 512)
     """Budgets d."""
     rounds: int = 7
-    """How often the model is timed with each method, in turn, every round on another passage."""
+    """Rounds in which the model is timed with each method in turn, every round on another passage."""
     model: str | None = None
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     records: Path = Path("embeddings/records.jsonl")
-    """Where records are appended, one JSON line each."""
+    """File that records are appended to, one JSON line each."""
     cache: Path | None = None
     """The folder of the embeddings. Default: `cache` beside the records."""
 

@@ -74,27 +74,27 @@ class Finetune:
     budgets: tuple[int, ...] = (128,)
     """Budgets d."""
     length: int = 1024
-    """n: a review is cut after as many tokens, the two special ones included, and padded to as many."""
+    """Tokens n of a review, the two special ones included: it is cut or padded to as many."""
     min_tokens: int = 512
-    """Only reviews with at least as many tokens."""
+    """Least tokens of a review that is taken."""
     steps: int = 200
-    """Of training."""
+    """Steps of training."""
     batch: int = 8
     """Reviews in a step."""
     learning_rate: float = 5e-5
-    """Of AdamW at its peak: linear up in a tenth of the steps, then linear to 0. The head's is 20 times that."""
+    """Peak learning rate of AdamW: linear up in a tenth of the steps, then linear to 0. The head's is 20 times that."""
     test_examples: int = 500
     """Held-out reviews of the split test, drawn once, the same for all."""
     seeds: tuple[int, ...] = (0,)
-    """Of the order of the reviews, the head's start, dropout and the sketches' draws."""
+    """Seeds of the order of the reviews, the head's start, dropout and the sketches' draws."""
     rounds: int = 5
-    """How often a step is timed with each method, in turn."""
+    """Rounds in which a step is timed with each method in turn."""
     model: str | None = None
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     records: Path = Path("finetune/records.jsonl")
-    """Where records are appended, one JSON line each."""
+    """File that records are appended to, one JSON line each."""
 
 
 class Reviews(NamedTuple):

@@ -65,7 +65,7 @@ class Gradients:
     synthetic_length: int = 4096
     """Tokens of the synthetic inputs."""
     seed: int = 0
-    """Of the classifier's head, the draws and the synthetic gradients."""
+    """Seed of the classifier's head, the draws and the synthetic gradients."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
 

@@ -51,13 +51,13 @@ class NeverSlower:
     methods: tuple[str, ...] = ("skeinformer", "cluster")
     """Methods with their default options."""
     subjects: tuple[str, ...] = SUBJECTS
-    """What is measured: layer and MiniLM on 4096 tokens, and on one sequence."""
+    """Parts to measure: layer and MiniLM on 4096 tokens, and on one sequence."""
     rounds: int = 9
     """Rounds of each ratio; three times as many of a layer, and a third of them at 4096 tokens and above."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     records: Path = Path("docs/results/never_slower.jsonl")
-    """Where records are appended."""
+    """File that records are appended to."""
     page: Path | None = None
     """A page whose tables, between marks, are written anew, such as docs/drop-in.md."""
 

@@ -35,7 +35,7 @@ class Positions:
     texts: tyro.conf.Positional[Path | None] = None
     """A .parquet file with a column `text`, or a .txt file. Default: the Python language reference."""
     passages: int = 40
-    """How many, taken from the texts in turn."""
+    """Number of passages, taken from the texts in turn."""
     length: int = 4096
     """Tokens of a half."""
     tolerance: float = 0.3

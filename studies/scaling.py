@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from skeinformer.attention.cluster import Cluster, sizes_of
@@ -58,7 +59,7 @@ class Scaling:
     """Print, or write into the pages, what dividing a sequence among processes gives."""
 
     records: Path = Path("docs/results/processes.jsonl")
-    """What `skein bench --processes` wrote."""
+    """Records that `skein bench --processes` wrote."""
     write: Path | None = None
     """The folder of the pages; without one the tables are printed."""
 
@@ -178,12 +179,12 @@ def parts(records: Sequence[Record]) -> dict[str, dict[str, str]]:
     layer = measured(records)
     return {
         "distributed.md": {
-            "machine": machine_line(records),
+            "machine": fill(machine_line(records), 120),
             "per process": bench_table(records, True),
             "in all": bench_table(records, False),
         },
         "scaling.md": {
-            "measured": measured_line(layer),
+            "measured": fill(measured_line(layer), 120),
             **{f"times, {faster}": times_table(layer, faster) for faster in FASTER},
             "limits": limits_table(layer),
         },

@@ -55,11 +55,11 @@ class Soak:
     """Look for defects, and print one table of what was tried and what failed."""
 
     parts: tuple[str, ...] = ()
-    """properties, kills, files, batches, coverage. Default: all."""
+    """Parts: properties, kills, files, batches, coverage. Default: all."""
     share: float = 1.0
-    """Of the full size of each part."""
+    """Share of the full size of each part."""
     seed: int = 0
-    """Of all that is drawn."""
+    """Seed of all that is drawn."""
     out: Path = Path("soak")
     """A folder for the records."""
     again: bool = False

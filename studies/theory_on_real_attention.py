@@ -125,9 +125,9 @@ class Theory:
     """Proposition 1 and Lemma 1 on the attention of a pretrained model."""
 
     tokens: int = 1024
-    """n, the length of the text."""
+    """Length n of the text, in tokens."""
     budget: int = 128
-    """d, the sampled columns of the error table."""
+    """Budget d: the sampled columns of the error table."""
     trials: int = 400
     """Draws of S for each row of the error table."""
     text: Path | None = None

@@ -20,8 +20,10 @@ import pytest
 import torch
 
 from skeinformer.lab.cli import COMMANDS, read_options
+from skeinformer.lab.measure.pretrained import minilm_folder
 
 ROOT = Path(__file__).parent.parent
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"  # in examples; the installed files take the place of a download
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDES = [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]  # pages of the site include them
 BLOCK = re.compile(
@@ -92,14 +94,27 @@ def commands(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    found = blocks(page.read_text())
+    if any(block.run and MINILM in block.code for block in found):
+        Path(MINILM).parent.mkdir()
+        Path(MINILM).symlink_to(minilm_folder())
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks(page.read_text()):
+    for block in found:
         if block.run:
             with redirect_stdout(StringIO()) as printed:
                 exec(compile("\n" * block.line + block.code, str(page), "exec"), namespace)
             if block.printed is not None:
                 assert printed.getvalue() == block.printed, f"{name_of(page)}, line {block.line}"
+
+
+def test_the_readme_renders_as_a_long_description() -> None:
+    """By the rules of CommonMark with tables: every fence, table, link and picture of it is read as one."""
+    reader = pytest.importorskip("markdown_it").MarkdownIt("commonmark", {"html": True}).enable("table")
+    html = reader.render((ROOT / "README.md").read_text())
+    shown = re.sub(r"<pre>.*?</pre>|<!--.*?-->", "", html, flags=re.DOTALL)
+    assert not re.search(r"```|\]\(|^\||\*\*|&lt;", shown, re.MULTILINE)
+    assert len(re.findall("<h1>", html)) == len(re.findall("<img ", html)) == 1
 
 
 def test_the_readme_has_examples() -> None:

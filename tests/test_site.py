@@ -19,6 +19,12 @@ from tests.lab.report.browsing import CHROMIUM, FLAGS, IN_BROWSER
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SOURCES = ("docs", "theme", "skeinformer")
+# pages of prose; those in docs/results are written by `skein report`
+PROSE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "studies/README.md")]
+PROSE += sorted(set(DOCS.glob("*.md")) - {DOCS / "lra.md"})
+WIDTH = 120
+NOT_PROSE = re.compile(r" *(\||```|<!--)|    ")  # tables, fences, comments, code
+LINKED = re.compile(r"\]\([^)]*\)")
 
 
 def entries(nav: Any) -> Iterator[str]:
@@ -53,6 +59,29 @@ def test_every_public_name_is_in_the_reference() -> None:
     last = {name.rpartition(".")[2] for name in shown}
     for module in (skeinformer, nn, huggingface, distributed):
         assert {name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)} <= last, module
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a page that are neither code nor tables, with their numbers; links without their targets."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced and not NOT_PROSE.match(line):
+            yield number, LINKED.sub("]", line)
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_prose_is_wrapped(page: Path) -> None:
+    text = page.read_text()
+    assert [(number, line) for number, line in prose(text) if len(line) > WIDTH] == []
+    # a line that a number with a dot begins reads as a list
+    numbered = [(number, line) for number, line in prose(text) if re.match(r" *\d\d+\. ", line)]
+    assert numbered == []
+
+
+def test_prose_is_told_from_code_and_tables() -> None:
+    text = "a [b](c)\n```\nx\n```\n| t |\n    code\n<!-- m -->\n- item\n"
+    assert list(prose(text)) == [(1, "a [b]"), (8, "- item")]
 
 
 needs_docs = pytest.mark.skipif(find_spec("zensical") is None, reason="needs the extra `docs`: make site installs it")
@@ -114,7 +143,7 @@ def test_pages_fit_ask_for_nothing_and_search_finds_the_certificate(
     page.on("console", lambda message: said.append(message.text))
     page.on("request", lambda request: said.append(request.url) if request.url[:5] not in ("file:", "data:") else None)
     page.set_default_timeout(30_000)
-    for name in ("choosing", "cluster", "api", "index"):
+    for name in ("choosing", "cluster", "cluster-rivals", "api", "index"):
         page.goto((site / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
     page.locator("label[for=__search]:visible, .md-search__button:visible").first.click()

@@ -1,8 +1,13 @@
-"""The built wheel works in an environment that holds only torch and numpy, and says there what `skein` lacks."""
+"""The built wheel works in environments that hold only what it requires, and says what `skein` lacks.
+
+There is one for the core and one for each of the extras. Nothing is downloaded: an environment holds links to what is
+installed here, as far as the wheel requires it with that extra, with all that these packages require.
+"""
 
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable, Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -18,19 +23,39 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(word) for word in command], capture_output=True, text=True)
 
 
-def closure(*names: str) -> set[str]:
-    """The distributions called `names` and all that they require, without extras."""
-    found: set[str] = set()
-    waiting = list(names)
+def applying(lines: Iterable[str], extra: str = "") -> Iterator[Requirement]:
+    """The requirements among `lines` that hold with an extra."""
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield requirement
+
+
+def closure(requirements: Iterable[Requirement]) -> set[str]:
+    """The distributions that are required, with all that they require, by the extras that are asked for."""
+    found: set[tuple[str, str]] = set()
+    waiting = list(requirements)
     while waiting:
-        name = canonicalize_name(waiting.pop())
-        if name in found:
-            continue
-        found.add(name)
-        for line in distribution(name).requires or []:
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(requirement.name)
+        requirement = waiting.pop()
+        for extra in ("", *requirement.extras):
+            part = (canonicalize_name(requirement.name), extra)
+            if part not in found:
+                found.add(part)
+                waiting.extend(applying(distribution(part[0]).requires or [], extra))
+    return {name for name, _ in found}
+
+
+def of_wheel(wheel: Path, extra: str = "") -> list[Requirement]:
+    """What the wheel requires with an extra, those of other packages: an extra may name others of its own."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        lines = archive.read(name).decode().splitlines()
+    required = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist: ")]
+    found = []
+    for requirement in applying(required, extra):
+        if requirement.name == "skeinformer":
+            found += [part for other in requirement.extras for part in of_wheel(wheel, other)]
+        else:
+            found.append(requirement)
     return found
 
 
@@ -43,14 +68,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """The bin folder of an environment with the wheel and links to torch, numpy and what they require."""
-    directory = tmp_path_factory.mktemp("clean")
+def environment(directory: Path, wheel: Path, extra: str = "") -> Path:
+    """The bin folder of a new environment with the wheel, and links to what it requires with an extra."""
     made = run(sys.executable, "-m", "venv", "--without-pip", directory)
     assert made.returncode == 0, made.stderr
     (site,) = directory.glob("lib/python3*/site-packages")
-    for name in closure("torch", "numpy"):
+    for name in closure(of_wheel(wheel, extra)):
         files = distribution(name).files or []
         for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
             if not (site / top).exists():
@@ -63,6 +86,12 @@ def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     return directory / "bin"
 
 
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The bin folder of an environment with the wheel, torch, numpy and what they require."""
+    return environment(tmp_path_factory.mktemp("clean"), wheel)
+
+
 def test_contents_of_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -72,11 +101,7 @@ def test_contents_of_the_wheel(wheel: Path) -> None:
 
 
 def test_the_core_requires_torch_and_numpy_only(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        lines = archive.read(name).decode().splitlines()
-    required = [Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")]
-    assert {requirement.name for requirement in required if requirement.marker is None} == {"torch", "numpy"}
+    assert {requirement.name for requirement in of_wheel(wheel)} == {"torch", "numpy"}
 
 
 def test_skein_attention_runs_in_the_clean_environment(clean: Path, wheel: Path) -> None:
@@ -112,3 +137,82 @@ def test_skein_without_the_extra_says_what_to_install(clean: Path, arguments: li
 def test_version_needs_no_extra(clean: Path, wheel: Path) -> None:
     result = run(clean / "skein", "--version")
     assert result.stdout.split() == ["skeinformer", wheel.name.split("-")[1]]
+
+
+# every module that an extra promises is imported, and something small is done with it
+PROGRAMS = {
+    "hf": """
+import torch
+from transformers import BertConfig, BertModel
+from skeinformer import huggingface
+huggingface.register("cluster", budget=16, min_length=0)
+sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+model = BertModel(BertConfig(**sizes)).eval()
+model.set_attn_implementation("skein-cluster")
+with huggingface.watch() as layers:
+    assert model(torch.randint(1000, (1, 100))).last_hidden_state.isfinite().all()
+assert layers["sketched"] == 1, layers
+done("tyro", "matplotlib", "accelerate")
+""",
+    "lab": """
+import pkgutil, skeinformer.lab
+for module in pkgutil.walk_packages(skeinformer.lab.__path__, "skeinformer.lab."):
+    if not module.name.startswith("skeinformer.lab.training."):
+        importlib.import_module(module.name)
+from skeinformer.lab.cli import main
+assert main(["methods"]) == 0
+assert main(["flops", "--lengths", "64", "--methods", "cluster"]) == 0
+done("accelerate", "tensorboard")
+""",
+    "report": """
+import tempfile
+from skeinformer.lab.cli import main
+with tempfile.TemporaryDirectory() as folder:
+    assert main(["report", "--records", RECORDS, "--out", f"{folder}/page.html"]) == 0
+done("transformers", "pyarrow")
+""",
+    "train": """
+import pkgutil, tempfile, skeinformer
+for module in pkgutil.walk_packages(skeinformer.__path__, "skeinformer."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+from skeinformer.lab.cli import main
+sizes = ["--train", "16", "--valid", "4", "--test", "4", "--min-len", "64", "--max-len", "80", "--workers", "1"]
+with tempfile.TemporaryDirectory() as folder:
+    assert main(["data", "listops", "--out", f"{folder}/listops", *sizes]) == 0
+    steps = ["--steps", "2", "--batch", "4", "--check-every", "1", "--max-len", "80", "--warmup", "1"]
+    assert main(["train", "--task", "listops", "--data", folder, "--out", f"{folder}/run", *steps]) == 0
+done("pytest", "hypothesis")
+""",
+}
+START = """
+import importlib, importlib.util
+RECORDS = {records!r}
+def done(*absent):
+    assert not [name for name in absent if importlib.util.find_spec(name)]
+    import skeinformer
+    print(skeinformer.__file__)
+"""
+
+
+@pytest.mark.parametrize("extra", PROGRAMS)
+def test_each_extra_requires_all_that_it_needs(extra: str, wheel: Path, tmp_path: Path) -> None:
+    start = START.format(records=str(ROOT / "docs" / "results" / "speed-cluster.jsonl"))
+    result = run(environment(tmp_path / extra, wheel, extra) / "python", "-I", "-c", start + PROGRAMS[extra])
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert Path(result.stdout.split()[-1]).is_relative_to(tmp_path)
+
+
+def test_the_version_is_the_same_everywhere(wheel: Path) -> None:
+    import skeinformer
+
+    version = wheel.name.split("-")[1]
+    assert skeinformer.__version__ == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_a_requirement_with_an_extra_of_its_own_is_followed() -> None:
+    names = closure([Requirement("coverage[toml]"), Requirement("packaging")])
+    assert {"coverage", "packaging"} <= names
+    assert [r.name for r in applying(["a", "b; extra == 'x'", "c; extra == 'y'"], "x")] == ["a", "b"]

@@ -62,7 +62,7 @@ class Approx:
     contenders: str | None = None
     """A module with a table METHODS of its own, as studies.rivals: --methods may then name these too."""
     trials: int = 8
-    """How often to measure, each on the next piece of text and with new draws. 64 of 12 heads are 768 heads."""
+    """Trials, each on the next piece of text and with new draws. 64 trials of 12 heads are 768 heads."""
     weights: tuple[str, ...] = WEIGHTS
     """Projections to queries, keys and values: pretrained, initialized (drawn anew in each trial)."""
     layers: tuple[int, ...] = (0,)
@@ -74,19 +74,19 @@ class Approx:
     model: str | None = None
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     gradient_trials: int = 8
-    """In how many of the trials the gradients are measured too; they take several times as long."""
+    """Trials in which the gradients are measured too; these take several times as long."""
     time_rounds: int = 5
-    """How often each method is timed; 0 for no times."""
+    """Rounds in which each method is timed; 0 for no times."""
     only: Literal["errors", "time"] | None = None
     """Run one part. Default: errors, then time."""
     device: Device = "cpu"
-    """Where to measure: cpu, or cuda for the GPU that torch takes first. The model itself stays on the CPU."""
+    """Device to measure on: cpu, or cuda for the GPU that torch takes first. The model itself stays on the CPU."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     seed: int = 0
-    """Of all draws."""
+    """Seed of all draws."""
     records: Path = Path("approx/records.jsonl")
-    """Where records are appended, one JSON line each."""
+    """File that records are appended to, one JSON line each."""
     summary: Path | None = None
     """Also write a small file with the means over trials and the times."""
 

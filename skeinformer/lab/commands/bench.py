@@ -62,7 +62,7 @@ class Bench:
     contenders: str | None = None
     """A module with a table METHODS of its own, as studies.rivals: --methods may then name these too."""
     modes: tuple[Literal["forward", "both"], ...] = ("forward", "both")
-    """forward: a call without gradients; both: a call and its gradients."""
+    """Passes to time. forward: a call without gradients; both: a call and its gradients."""
     budget: int = 256
     """The sketch size d, the same for every method."""
     pilots: tuple[int, ...] = (256, 32)
@@ -78,17 +78,17 @@ class Bench:
     head_dim: int = 32
     """The head width p."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """Of queries, keys and values; --peers and --step are always in float32."""
+    """Precision of queries, keys and values; --peers and --step are always in float32."""
     device: Device = "cpu"
-    """Where to measure: cpu, or cuda for the GPU that torch takes first."""
+    """Device to measure on: cpu, or cuda for the GPU that torch takes first."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice; one with --processes."""
     rounds: int = 7
-    """How often each method is timed."""
+    """Rounds in which each method is timed."""
     max_seconds: float = 10.0
-    """A method is left out at lengths where one call must be expected to take longer."""
+    """Leave out a method at lengths where one call is expected to take longer than this."""
     seed: int = 0
-    """Of the inputs."""
+    """Seed of the inputs."""
     peers: bool = False
     """Time our methods beside the packages that implement the same, in place of SDPA."""
     step: bool = False
@@ -99,7 +99,7 @@ class Bench:
     again: bool = False
     """Measure anew what the records file holds, and replace it there."""
     records: Path = Path("bench/records.jsonl")
-    """Where records are appended, one JSON line each."""
+    """File that records are appended to, one JSON line each."""
 
 
 def command(options: Bench) -> None:

@@ -50,22 +50,22 @@ class Compare:
     """Choose for each layer one of the methods and a budget: least time with an error in every head of at most the
     tolerance, or exact attention."""
     budget: int | None = None
-    """d. Default: each method's own. A search chooses it."""
+    """Sketch size d. Default: each method's own. A search chooses it."""
     tolerance: float = 0.3
-    """A layer is safe if its relative error is at most this."""
+    """Greatest relative error of a safe layer."""
     rounds: int = 5
-    """How often each is timed."""
+    """Rounds in which the model is timed, exact and sketched."""
     heads: bool = False
     """Show every head, not only the layers. The records have them in any case."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     seed: int = 0
-    """Of all draws."""
+    """Seed of all draws."""
     records: Path = Path("compare/records.jsonl")
-    """Where records are appended, one JSON line each."""
+    """File that records are appended to, one JSON line each."""
     verdict: Path | None = None
-    """Where to write which layer is to attend by what, for skeinformer.apply. Default: of a search verdict.json beside
-    the records, else nowhere."""
+    """File for the method of each layer, which skeinformer.apply reads. Default: verdict.json beside the records for a
+    search, else none."""
 
 
 def command(options: Compare) -> None:

@@ -29,7 +29,7 @@ class Report:
     records: tuple[Path, ...]
     """Files of records, one JSON object per line."""
     out: Path = Path("report.html")
-    """The page."""
+    """File for the page."""
     title: str = "Sketched attention, measured"
     """The page's title."""
     figures: Path | None = None
@@ -40,13 +40,13 @@ class Report:
     markdown: Path | None = None
     """A file for tables as markdown: those of the Long Range Arena, and the methods of least error by time."""
     length: int | None = None
-    """Of the pictures error-time: the sequence length. Default: the greatest."""
+    """Sequence length in the pictures error-time. Default: the greatest."""
     weights: str | None = None
-    """Of the pictures error-time: pretrained or initialized. Default: pretrained, where there are such."""
+    """Weights in the pictures error-time: pretrained or initialized. Default: pretrained, where there are such."""
     layer: int | None = None
-    """Of the pictures error-time, figure1 and figure1-ratio: the layer. Default: the first."""
+    """Layer in the pictures error-time, figure1 and figure1-ratio. Default: the first."""
     methods: tuple[str, ...] = ()
-    """Of the pictures: the methods to draw, named as for `skein approx`: skeinformer:num_pilots=32. Default: all."""
+    """Methods to draw in the pictures, named as for `skein approx`: skeinformer:num_pilots=32. Default: all."""
 
 
 def command(options: Report) -> None:

@@ -52,7 +52,7 @@ class ListOps(Target):
     """Expressions to generate for the test."""
     settings: ListOpsSettings = field(default_factory=ListOpsSettings)
     seed: int = 0
-    """Of the generator."""
+    """Seed of the generator."""
     workers: int | None = None
     """Processes that generate; their number changes nothing else. Default: one for each core."""
 
@@ -68,7 +68,7 @@ class Text(Target):
     max_len: int = 4_000
     """Bytes that are kept of a review."""
     seed: int = 0
-    """Of the choice of validation reviews."""
+    """Seed of the choice of validation reviews."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Retrieval(Target):
     pairs: Path | None = None
     """A parquet file of pairs with the columns split, a, b, label, and perhaps strict."""
     strict: bool = True
-    """Without this, only pairs that the column strict marks are kept, where there is one."""
+    """Keep all pairs, also those that the column strict does not mark."""
     max_len: int = 4_000
     """Bytes that are kept of a paper."""
 
@@ -98,7 +98,7 @@ class Image(Target):
     side: int = image.SIDE
     """Width and height: 16 makes 256 tokens, each the mean of 2 x 2 pixels."""
     seed: int = 0
-    """Of the choice of validation images."""
+    """Seed of the choice of validation images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Pathfinder(Target):
     """Images to generate for the test."""
     settings: PathfinderSettings = field(default_factory=PathfinderSettings)
     seed: int = 0
-    """Of the generator, or of the division of the official images into 80, 10 and 10 %."""
+    """Seed of the generator, or of the division of the official images into 80, 10 and 10 %."""
     workers: int | None = None
     """Processes that generate; their number changes nothing else. Default: one for each core."""
 

@@ -28,34 +28,34 @@ class PathfinderSettings:
     """What the images look like; the defaults are the Long Range Arena's hard set. Lengths are in pixels."""
 
     image_size: int = 32
-    """Width and height."""
+    """Width and height of the image."""
     paddles: int = 14
-    """In each of the two long snakes."""
+    """Paddles in each of the two long snakes."""
     distractors: int = 5
     """Short snakes, or as many of them as fit."""
     distractor_paddles: int = 4
-    """In each short snake."""
+    """Paddles in each short snake."""
     paddle_length: int = 2
-    """From end to end."""
+    """Length of a paddle from end to end."""
     paddle_thickness: float = 0.5
-    """Of the line."""
+    """Thickness of the line."""
     margin: int = 1
-    """Around a paddle. The next one begins two margins after its end; the margins of other paddles do not overlap."""
+    """Margin around a paddle. The next one begins two margins after its end; other paddles' margins do not overlap."""
     border: int = 1
     """Pixels that stay black at each side of the image."""
     continuity: float = 1.0
     """A turn by an angle a has weight cos(continuity a)^2, and none from a right angle on: larger is straighter."""
     seed_distance: float = 7.0
-    """Between the starts of the long snakes. The first starts twice as far from the sides, or in the middle."""
+    """Distance of the starts of the long snakes. The first starts twice as far from the sides, or in the middle."""
     retreats: int = 0
-    """How often a long snake that cannot go on takes back three paddles before both start again. 0 is the original;
+    """Times that a long snake that cannot go on takes back three paddles before both start again. 0 is the original;
     10 is several times faster where there is little room, and bends the snakes a little more."""
     marker_radius: float = 1.5
-    """Of the disks."""
+    """Radius of the disks."""
     paddle_contrast: float = 0.75
-    """Multiplies the brightness of paddles; more than white is white."""
+    """Factor of the brightness of paddles; more than white is white."""
     snake_contrast: float = 2.0
-    """Multiplies it once more."""
+    """Second factor of the brightness of paddles."""
     antialias: int = 2
     """Paddles and disks are drawn on a grid this much finer and scaled down."""
 

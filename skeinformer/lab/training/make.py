@@ -110,14 +110,16 @@ def save_trained(model: nn.Module, folder: Path, record: Record) -> None:
 
 
 def results_text(record: Record) -> str:
-    """What a card says of a run."""
+    """What a card says of a run, as a list."""
     changed = f" with {record['overrides']}" if record["overrides"] else ""
-    text = (
-        f"Long Range Arena, {record['task']} ({record['data']}), recipe `{record['recipe']}`{changed}, seed"
-        f" {record['seed']}: test accuracy {record['test_accuracy']:.4f} on {record['test_examples']:,} examples (the"
-        f" most frequent label: {record['majority']:.4f}), loss {record['test_loss']:.4f}, with the weights of step"
-        f" {record['best_step']:,} of {record['steps']:,}, the best by validation."
-    )
+    lines = [
+        f"Task: {record['task']} of the Long Range Arena ({record['data']}).",
+        f"Training: recipe `{record['recipe']}`{changed}, seed {record['seed']}. These are the weights of step"
+        f" {record['best_step']:,} of {record['steps']:,}, the best by validation.",
+        f"Test: accuracy {record['test_accuracy']:.4f} on {record['test_examples']:,} examples, loss"
+        f" {record['test_loss']:.4f}. Always guessing the most frequent label has {record['majority']:.4f}.",
+    ]
     errors = [f"{value:.3f}" for name, value in record.items() if name.startswith("error_layer_")]
-    estimates = f" The attention's own estimate of its relative error, by layer: {', '.join(errors)}." if errors else ""
-    return text + estimates
+    if errors:
+        lines.append(f"Relative error of the attention, as it estimates it, by layer: {', '.join(errors)}.")
+    return "\n".join(f"- {line}" for line in lines)

@@ -40,8 +40,8 @@ CARD = """---
 
 # {{ model_class }} with {{ method }} attention
 
-The transformer that [Chen et al. (2022)]({{ paper_url }}) train on the Long Range Arena, with an attention of the
-library skeinformer; `config.json` has its sizes.
+A small transformer for tasks of the Long Range Arena, as [Chen et al. (2022)]({{ paper_url }}) train it. Its attention
+is the method `{{ method }}` of the library skeinformer. `config.json` has its sizes and options.
 
 ## Measured
 
@@ -49,9 +49,18 @@ library skeinformer; `config.json` has its sizes.
 
 ## Use
 
+It needs the extra `train`: `pip install 'skeinformer[train]'`.
+
     from skeinformer.lab.training.model import {{ model_class }}
 
     model = {{ model_class }}.from_pretrained("this folder or repository").eval()
+
+Inputs are token ids of shape (batch, tokens), at most {{ max_len }} tokens, in the vocabulary of its task's store
+(`skein data`), and a boolean mask, True = real.
+
+## Limits
+
+Such models are trained from scratch on one task, for research on attention. They are of no use for other tasks.
 """
 
 
@@ -185,7 +194,7 @@ class Saved(
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """The card; `results` is what it says under "Measured"."""
-        names = {"model_class": type(self).__name__, "method": self.config.method}
+        names = {"model_class": type(self).__name__, "method": self.config.method, "max_len": self.config.max_len}
         return super().generate_model_card(*args, **names, **kwargs)
 
 

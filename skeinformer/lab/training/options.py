@@ -17,10 +17,10 @@ def table_1_methods() -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """What replaces a number of the recipe; None leaves it."""
+    """Numbers in place of those of the recipe; None leaves a number as it is."""
 
     max_len: int | None = None
-    """Tokens that are read."""
+    """The most tokens to read of an example."""
     budget: int | None = None
     """The sketch size d."""
     batch: int | None = None
@@ -28,19 +28,19 @@ class Overrides:
     learning_rate: float | None = None
     """The highest learning rate."""
     warmup: int | None = None
-    """Steps in which it rises."""
+    """Steps over which the learning rate rises to its highest value."""
     steps: int | None = None
-    """The most steps."""
+    """The most training steps."""
     check_every: int | None = None
-    """Steps between two looks at the validation set."""
+    """Steps between two checks on the validation set."""
     patience: int | None = None
-    """Checks without a better validation after which training ends."""
+    """End training after so many checks without a better validation accuracy."""
     valid_examples: int | None = None
-    """Of the validation set."""
+    """Examples of the validation set to use."""
     test_examples: int | None = None
-    """Of the test set."""
+    """Examples of the test set to use."""
     num_layers: int | None = None
-    """Of the model."""
+    """Layers of the model."""
     dim: int | None = None
     """Width of the model."""
     num_heads: int | None = None
@@ -50,9 +50,9 @@ class Overrides:
     classifier_dim: int | None = None
     """Width of the classifier's hidden layer."""
     dropout: float | None = None
-    """Share of numbers that dropout zeroes."""
+    """Share of numbers that dropout sets to zero."""
     weight_decay: float | None = None
-    """Of AdamW; 0 is Adam."""
+    """Weight decay of AdamW; 0 is Adam."""
     bucket: bool | None = None
     """Put examples of similar length into a batch."""
 
@@ -62,33 +62,33 @@ class Train(Overrides):
     """Train one model on one task of the Long Range Arena, test it, and save it."""
 
     task: str
-    """listops, text, retrieval, pathfinder or image."""
+    """Task: listops, text, retrieval, pathfinder or image."""
     method: str = "skeinformer"
     """A method, with options as in skeinformer:num_pilots=32; or bag_of_tokens, a model without attention."""
     recipe: str = "cpu"
-    """cpu (minutes on two cores) or paper (the paper's protocol)."""
+    """Recipe: cpu (minutes on two cores) or paper (the paper's protocol)."""
     data: Path = Path("lra-data")
     """The store that `skein data` wrote, or a folder with one for each task."""
     out: Path | None = None
     """A folder for the run. Default: runs/<task>-<method>-<seed>."""
     seed: int = 0
-    """Of the initial weights, the order of examples and all draws."""
+    """Seed of the initial weights, the order of examples and all draws."""
     verify: bool = False
     """Compare the store with its checksums before training."""
     resume: bool = False
-    """Go on from the last checkpoint in the folder; start, if there is none."""
+    """Continue from the last checkpoint in the folder, or start if there is none."""
     memory_budget: str | None = None
     """Find the largest micro-batch that fits, such as 16GiB, and add up gradients to the recipe's batch."""
     micro_batch: int | None = None
-    """Examples at a time, in place of a memory budget."""
+    """Examples in a micro-batch, in place of a memory budget."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 runs the model in mixed precision."""
+    """Precision: bfloat16 runs the model in mixed precision."""
     compile: bool = False
-    """Use torch.compile."""
+    """Compile the model with torch.compile."""
     sequence_parallel: int = 1
     """Processes of torchrun among which each sequence is divided; the others divide the batch."""
     threads: int | None = None
-    """Of torch, on a CPU."""
+    """Threads of torch on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +96,11 @@ class Lra(Overrides):
     """Train a matrix of tasks, methods and seeds of the Long Range Arena; call it again to go on."""
 
     tasks: tuple[str, ...] = TASKS
-    """listops, text, retrieval, pathfinder, image."""
+    """Tasks: listops, text, retrieval, pathfinder, image."""
     methods: tuple[str, ...] = field(default_factory=table_1_methods)
     """Methods, with options as in skeinformer:num_pilots=32. Default: the 16 rows of Table 1 and the cluster sketch."""
     seeds: tuple[int, ...] = (0,)
-    """One run for each."""
+    """Seeds: one run for each."""
     batches: tuple[int, ...] = ()
     """Batch sizes of a study: one run for each."""
     learning_rates: tuple[float, ...] = ()
@@ -111,7 +111,7 @@ class Lra(Overrides):
     baseline: bool = True
     """Leave out the model that sees only how often each token occurs, which is trained beside the others."""
     recipe: str = "cpu"
-    """cpu (minutes on two cores) or paper (the paper's protocol)."""
+    """Recipe: cpu (minutes on two cores) or paper (the paper's protocol)."""
     data: Path = Path("lra-data")
     """A folder with a store of `skein data` for each task; ListOps and Pathfinder are generated where missing."""
     out: Path = Path("lra")
@@ -120,10 +120,10 @@ class Lra(Overrides):
     """Records of other folders or machines: a run that has its result there is not run again, and they are gathered
     too."""
     jobs: int = 1
-    """Runs at a time."""
+    """Runs at the same time."""
     threads: int | None = None
-    """Of torch, in each run on a CPU."""
+    """Threads of torch in each run on a CPU."""
     memory_budget: str | None = None
     """Find the largest micro-batch that fits, such as 16GiB."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 runs the models in mixed precision."""
+    """Precision: bfloat16 runs the models in mixed precision."""

@@ -86,6 +86,7 @@ def test_a_saved_model_loads_and_its_card_has_the_results(tmp_path: Path) -> Non
     card = " ".join((folder / "README.md").read_text().split())
     for expected in ("Classifier with skeinformer attention", "accuracy 0.6250 on 1,000 examples", "by layer: 0.125"):
         assert expected in card
+    assert f"at most {model.config.max_len} tokens" in card
     loaded = Classifier.from_pretrained(folder).eval()
     tokens = torch.randint(9, (2, TOKENS))
     torch.testing.assert_close(loaded(tokens), model(tokens), rtol=0, atol=0)
