@@ -26,7 +26,7 @@ from skeinformer.lab.commands.train import run_train
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.store import open_store
-from skeinformer.lab.records import Record, append, read
+from skeinformer.lab.records import Ledger, Record, append, read, read_known
 from skeinformer.lab.report.intervals import t_interval
 from skeinformer.lab.training.options import Train
 from studies.command import start
@@ -36,6 +36,7 @@ from studies.pages import filled, markdown
 
 EXACT = "softmax"
 FEWEST = 2  # seeds that give an interval
+KEYS = ("task", "arm", "d", "seed", "asked")  # what tells a run from others; asked: for how many steps
 HEAD = ("arm", "d", "seeds", "loss", "accuracy, %")
 
 
@@ -103,13 +104,15 @@ def train_arms(options: Limits) -> Path:
         raise ValueError("--arms needs --data, a store of `skein data`")
     task = str(open_store(options.data).meta.task)
     records = options.out / "records.jsonl"
-    known = {(record["arm"], record["d"], record["seed"]) for record in (read(records) if records.exists() else [])}
+    done = Ledger(KEYS, read_known(records))
     for seed in options.seeds:
         for arm in options.arms:
             for budget in options.budgets if parse(arm).method != EXACT else (None,):
-                if (arm, budget, seed) in known:
+                cell: Record = {"task": task, "arm": arm, "d": budget, "seed": seed, "asked": options.steps}
+                if cell in done:
                     continue
-                name = f"{task}-{arm.translate(str.maketrans(':,=', '---'))}-{budget}-seed{seed}"
+                steps = "" if options.steps is None else f"-{options.steps}"
+                name = f"{task}-{arm.translate(str.maketrans(':,=', '---'))}-{budget}{steps}-seed{seed}"
                 folder = options.out / name
                 result = run_train(
                     Train(
@@ -129,10 +132,7 @@ def train_arms(options: Limits) -> Path:
                 losses = [float(record["loss"]) for record in checks]  # type: ignore[arg-type]
                 arm_record: Record = {
                     "kind": "limits",
-                    "task": task,
-                    "arm": arm,
-                    "d": budget,
-                    "seed": seed,
+                    **cell,
                     "second_half_loss": second_half(losses),
                     "steps": result["steps"],
                     "accuracy": result["test_accuracy"],

@@ -60,6 +60,16 @@ def test_arms_are_trained_once_and_shown(tmp_path: Path) -> None:
     assert "Text from scratch, 2 steps:\n\n| arm | d | seeds | loss |" in page.read_text()
 
 
+def test_another_task_or_number_of_steps_is_another_run(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "text", "text")
+    write_tiny(tmp_path / "image", "image")
+    for task, steps in (("text", 2), ("image", 2), ("image", 3)):
+        options = Limits(arms=("softmax",), data=tmp_path / task, seeds=(0,), steps=steps, out=tmp_path / "runs")
+        run_limits(options, Console(file=StringIO(), width=120))
+    found = [(record["task"], record["steps"]) for record in read(tmp_path / "runs" / "records.jsonl")]
+    assert found == [("text", 2), ("image", 2), ("image", 3)]
+
+
 def test_nothing_to_show_is_an_error() -> None:
     with pytest.raises(ValueError, match="give --records"):
         run_limits(Limits())
