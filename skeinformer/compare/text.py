@@ -9,8 +9,6 @@ from skeinformer.compare.format import between, bound, cosine, count, decimals, 
 from skeinformer.compare.record import Record
 
 WIDTH = 80  # of the text, at most
-SHORTEST = 8  # the least that is left of the names of layers
-CUT = ".."  # what stands for a part of a name
 SEARCH = "search"  # the method of a comparison in which each layer has its own
 # what layers and the model of one comparison share
 SETTINGS = ("model", "text", "method", "options", "budget", "tolerance", "seed", "started")
@@ -42,7 +40,8 @@ SEARCHED = (*COLUMNS[:-3], Column(("attends", "by"), lambda r: attends_by(r)))
 def table(layers: Sequence[Record], *, heads: bool = True) -> str:
     """A row for each layer, and for each of its heads if told: aligned, at most 80 columns wide.
 
-    Names of layers give way to numbers: what does not fit is cut out of their middle, and never a number in them.
+    Names are never cut. Where they do not fit, what all of them share is said once, above the table; a name that is
+    still too long has a line of its own above its numbers.
     """
     rows = [record for record in layers if heads or record.get("head") is None]
     columns = [
@@ -51,13 +50,23 @@ def table(layers: Sequence[Record], *, heads: bool = True) -> str:
         if heads or column.heading != ("", "head")
     ]
     right = [_right(cells) for cells in columns]
-    left = max(SHORTEST, WIDTH - sum(1 + len(cells[0]) for cells in right))
-    names = ["", "layer", *(_fitted(record, left) for record in rows)]
-    width = max(map(len, names))
-    lines = [" ".join(cells).rstrip() for cells in zip((x.ljust(width) for x in names), *right, strict=True)]
-    parted = heads and len(rows) > 1
-    breaks = {i + 2 for i, record in enumerate(rows) if i and parted and record.get("head") is None}
-    return "\n".join(f"\n{line}" if i in breaks else line for i, line in enumerate(lines))
+    left = WIDTH - sum(1 + len(cells[0]) for cells in right)
+    layers = [str(record.get("layer")) for record in rows]
+    numbers = [_number_of_call(record) for record in rows]
+    shared = ""
+    if max(len(name) + len(number) for name, number in zip(layers, numbers, strict=True)) > left:
+        shared, short = shared_name(list(dict.fromkeys(layers)))
+        layers = [short[name] for name in layers]
+    names = ["", "layer", *(name + number for name, number in zip(layers, numbers, strict=True))]
+    width = max(len(name) for name in names if len(name) <= left)
+    lines = [f"layers: {shared}"] if shared else []
+    for i, (name, *cells) in enumerate(zip(names, *right, strict=True)):
+        if i > 2 and heads and rows[i - 2].get("head") is None:
+            lines.append("")
+        if len(name) > left and name != names[i - 1]:
+            lines.append(name)
+        lines.append(" ".join([("" if len(name) > left else name).ljust(width), *cells]).rstrip())
+    return "\n".join(lines)
 
 
 def paragraphs(whole: Record, layers: Sequence[Record]) -> str:
@@ -133,42 +142,36 @@ def of_comparison(record: Record, whole: Record) -> bool:
     return record.get("kind") == "compare_layer" and all(record.get(name) == whole.get(name) for name in SETTINGS)
 
 
-def shortened(name: str, width: int) -> str:
-    """At most `width` characters of a name with its numbers whole: encoder.layer.5.attention.self, encoder..5..self.
+def shared_name(names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """What all names share, with a star for the rest, and the rest of each: encoder.layer.*.self, and 5.
 
-    Words go first, the one nearest to the middle before the others, then letters from the middle of the longest part.
-    A name with many numbers may stay longer.
+    Words between dots stay whole. An empty text, and the names themselves, where they share no word.
     """
-    words = name.split(".")
-    inner = [i for i in range(1, len(words) - 1) if not re.search(r"\d", words[i])]
-    for i in sorted(inner, key=lambda i: abs(i - (len(words) - 1) / 2)):
-        if len(_joined(words)) <= width:
-            break
-        words[i] = ""
-    parts = re.split(r"(\d+)", _joined(words))  # every second one a number
-    while len("".join(parts)) > width:
-        longest = max(range(0, len(parts), 2), key=lambda i: len(parts[i]))
-        half = (len(parts[longest]) - len(CUT) - 1) // 2
-        if half < 0:  # no more to cut but the ends
-            return "".join(parts[1:-1])
-        parts[longest] = _joined([parts[longest][:half], "", parts[longest][len(parts[longest]) - half :]])
-    return "".join(parts)
+    words = [name.split(".") for name in names]
+    most = min(map(len, words)) - 1  # at least one word of each is left
+    first = _alike([parts[:most] for parts in words])
+    last = _alike([parts[::-1][: most - first] for parts in words])
+    if len(names) < 2 or not first + last:
+        return "", {name: name for name in names}
+    parts, end = words[0], len(words[0]) - last
+    rest = {name: ".".join(parts[first : len(parts) - last]) for name, parts in zip(names, words, strict=True)}
+    return ".".join([*parts[:first], "*", *parts[end:]]), rest
 
 
 def _left(whole: Record) -> list[str]:
     return [f"Exact in both: {whole.get('left')}."] if whole.get("left") else []
 
 
-def _joined(words: Sequence[str]) -> str:
-    """The words with a dot between them, and two for those that are left out."""
-    return re.sub(r"\.{2,}", CUT, ".".join(words))
+def _alike(lists: Sequence[Sequence[str]]) -> int:
+    """How many of their first items are the same in all lists."""
+    same = [len(set(items)) == 1 for items in zip(*lists, strict=False)]
+    return same.index(False) if False in same else len(same)
 
 
-def _fitted(record: Record, width: int) -> str:
-    """The layer's name, and #2 for its second call."""
+def _number_of_call(record: Record) -> str:
+    """#2 for the second call of a layer."""
     call = record.get("call")
-    number = f" #{call}" if isinstance(call, int) and call > 1 else ""
-    return shortened(str(record.get("layer")), width - len(number)) + number
+    return f" #{call}" if isinstance(call, int) and call > 1 else ""
 
 
 def _right(cells: Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """What a command shows in a terminal, and in a pipe: progress, tables that fill, tables printed whole."""
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -48,6 +49,13 @@ def print_whole(console: Console, table: Table) -> None:
     """Print a table as wide as it is: a narrow terminal wraps its lines, and no cell is cut."""
     width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
     console.print(Segments(console.render(table, console.options.update(width=width))), crop=False)
+
+
+def wrapped(text: str, console: Console) -> str:
+    """The text in lines that fit a terminal, words whole; one line elsewhere."""
+    if not console.is_terminal:
+        return text
+    return textwrap.fill(text, console.width, break_long_words=False, break_on_hyphens=False)
 
 
 def say(console: Console, text: str) -> None:
