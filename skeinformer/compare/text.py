@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from skeinformer.compare.format import between, bound, cosine, count, decimals, listed, milliseconds, number, percent
@@ -51,13 +51,11 @@ def table(layers: Sequence[Record], *, heads: bool = True) -> str:
     ]
     right = [_right(cells) for cells in columns]
     left = WIDTH - sum(1 + len(cells[0]) for cells in right)
-    layers = [str(record.get("layer")) for record in rows]
-    numbers = [_number_of_call(record) for record in rows]
-    shared = ""
-    if max(len(name) + len(number) for name, number in zip(layers, numbers, strict=True)) > left:
-        shared, short = shared_name(list(dict.fromkeys(layers)))
-        layers = [short[name] for name in layers]
-    names = ["", "layer", *(name + number for name, number in zip(layers, numbers, strict=True))]
+    called = [str(record.get("layer")) for record in rows]
+    shared, short = "", {name: name for name in called}
+    if max((len(name) + len(_call(record)) for name, record in zip(called, rows, strict=True)), default=0) > left:
+        shared, short = shared_name(list(short))
+    names = ["", "layer", *(short[name] + _call(record) for name, record in zip(called, rows, strict=True))]
     width = max(len(name) for name in names if len(name) <= left)
     lines = [f"layers: {shared}"] if shared else []
     for i, (name, *cells) in enumerate(zip(names, *right, strict=True)):
@@ -78,6 +76,7 @@ def paragraphs(whole: Record, layers: Sequence[Record]) -> str:
 def sentences(whole: Record, records: Sequence[Record]) -> list[str]:
     """What a comparison of one model shows: the output, the time, which layers are safe, and the d that is needed."""
     layers = [r for r in records if r.get("head") is None and of_comparison(r, whole)]
+    shared, short = short_names(layers)
     tolerance, budget = number(whole.get("tolerance")), count(whole.get("budget"))
     at = f" at d = {budget}" if budget else ""
     ratio = whole.get("ratio")
@@ -97,21 +96,23 @@ def sentences(whole: Record, records: Sequence[Record]) -> list[str]:
             f"Logits change by {mean} on average and {largest} at most; the largest is the same in {same} of the rows."
         )
     if whole.get("method") == SEARCH:
-        ways = {way: [shown_layer(r) for r in layers if attends_by(r) == way] for way in map(attends_by, layers)}
+        ways = {way: [shown_layer(r, short) for r in layers if attends_by(r) == way] for way in map(attends_by, layers)}
         said = "; ".join(f"{way} for {listed(names)}" for way, names in ways.items())
         found.append(f"Least estimated time with an error of at most {tolerance} in every head: {said}.")
-        return [*found, *_left(whole)]
-    safe, unsafe = verdicts(layers)
+        return [*found, *_named(shared), *_left(whole)]
+    safe, unsafe = ([short[name] for name in names] for names in verdicts(layers))
     verdict = [f"safe: {listed(safe)}"] if safe else []
     verdict += [f"not safe: {listed(unsafe)}"] if unsafe else []
     found.append(f"Error of at most {tolerance}{at}: {'; '.join(verdict)}.")
     if whole.get("budget_needed") is not None:
         sizes = sorted({d for r in layers if isinstance(d := r.get("budget_needed"), int)})
-        each = [f"{d:,} for {listed([shown_layer(r) for r in layers if r.get('budget_needed') == d])}" for d in sizes]
+        each = [
+            f"{d:,} for {listed([shown_layer(r, short) for r in layers if r.get('budget_needed') == d])}" for d in sizes
+        ]
         needed, chosen = count(whole.get("budget_needed")), count(whole.get("budget_estimated"))
         estimate = f" Its own estimate would choose {chosen}." if chosen else ""
         found.append(f"To meet {tolerance} in every layer: d = {needed} ({'; '.join(each)}).{estimate}")
-    return [*found, *_left(whole)]
+    return [*found, *_named(shared), *_left(whole)]
 
 
 def attends_by(record: Record) -> str:
@@ -131,10 +132,17 @@ def verdicts(records: Sequence[Record]) -> tuple[list[str], list[str]]:
     return [name for name in safe if safe[name]], [name for name in safe if not safe[name]]
 
 
-def shown_layer(record: Record) -> str:
-    """The layer's name, with the number of the call where it is not the first."""
+def shown_layer(record: Record, short: Mapping[str, str] = {}) -> str:
+    """The layer's name, or a shorter one, with the number of the call where it is not the first."""
     name, call = str(record.get("layer")), record.get("call")
+    name = short.get(name, name)
     return f"{name} (call {call})" if isinstance(call, int) and call > 1 else name
+
+
+def short_names(layers: Sequence[Record]) -> tuple[str, dict[str, str]]:
+    """What the names of the layers share and the rest of each, as `shared_name`, where the names are long."""
+    names = list(dict.fromkeys(str(record.get("layer")) for record in layers))
+    return shared_name(names) if sum(map(len, names)) > WIDTH else ("", {name: name for name in names})
 
 
 def of_comparison(record: Record, whole: Record) -> bool:
@@ -158,6 +166,10 @@ def shared_name(names: Sequence[str]) -> tuple[str, dict[str, str]]:
     return ".".join([*parts[:first], "*", *parts[end:]]), rest
 
 
+def _named(shared: str) -> list[str]:
+    return [f"Layers are named by what * is in {shared}."] if shared else []
+
+
 def _left(whole: Record) -> list[str]:
     return [f"Exact in both: {whole.get('left')}."] if whole.get("left") else []
 
@@ -168,7 +180,7 @@ def _alike(lists: Sequence[Sequence[str]]) -> int:
     return same.index(False) if False in same else len(same)
 
 
-def _number_of_call(record: Record) -> str:
+def _call(record: Record) -> str:
     """#2 for the second call of a layer."""
     call = record.get("call")
     return f" #{call}" if isinstance(call, int) and call > 1 else ""

@@ -99,7 +99,7 @@ LEGEND = (
     "error of the gradients of q, k and v. Estimate / true: the method's own estimate of its relative Frobenius "
     "error, divided by the true one. Times: divided by those of SDPA (torch's fused exact attention), median and "
     "quartiles of rounds, taken round by round. Peak memory and FLOPs: of a forward pass. In bold: the best "
-    "approximation among the rows shown; dropout is none, it is shown for comparison."
+    "approximation among the rows shown. Dropout is none, and V-mean is the floor: both are shown for comparison."
 )
 
 

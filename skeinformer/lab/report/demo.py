@@ -10,10 +10,10 @@ from skeinformer.lab.files import write_whole
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.figures import Style, Styles, draw_axes, method_styles
 from skeinformer.lab.report.format import (
+    FLOOR,
     REFERENCE,
     between,
     count,
-    is_approximation,
     label,
     listed,
     number,
@@ -31,8 +31,7 @@ from skeinformer.lab.report.tables import Column, boxed, table_html
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HEADLINED, FLOOR = "cluster", "vmean"
-NAMES = {"cluster": "the cluster sketch", "skeinformer": "Skeinformer"}
+HEADLINED = "cluster"
 COLUMNS = (
     Column("method", label),
     Column("n", lambda r: count(r.get("n")), field="n"),
@@ -76,7 +75,7 @@ def demo_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
 {figure_svg(records)}
 <figcaption class="faint">{escape(caption(records))}</figcaption>
 </figure>
-{boxed(table_html(records, COLUMNS, contest=lambda record: record.get("n"), rival=is_rival))}
+{boxed(table_html(records, COLUMNS, contest=lambda record: record.get("n")))}
 <p class="faint">{escape(LEGEND)}</p>"""
     return [Section("Attention on pretrained queries, keys and values", html)]
 
@@ -84,11 +83,6 @@ def demo_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
 def next_section() -> Section:
     """What to do after a demo."""
     return Section("On your own text and model", command_html(NEXT))
-
-
-def is_rival(record: Record) -> bool:
-    """Is it a sketch, and neither exact attention nor the floor of the table?"""
-    return is_approximation(record) and record.get("method") != FLOOR
 
 
 def headline(records: Sequence[Record]) -> list[str]:

@@ -17,7 +17,8 @@ LEGEND = (
     "Cosine: between the embedding of a passage by exact and by sketched attention; mean and least over passages. "
     "Recall at k: which share of the k nearest other passages is the same where all are embedded by the sketch. "
     "Time / exact: of the whole model, forward, median and quartiles of rounds in which all methods take turns. The "
-    "positions that the model was trained with begin again along a passage; nothing was retrained. In bold: the best."
+    "positions that the model was trained with begin again along a passage; nothing was retrained. In bold: "
+    "the best, V-mean aside."
 )
 DRAWN = "Lines are means over seeds."
 

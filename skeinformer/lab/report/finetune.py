@@ -27,7 +27,7 @@ LEGEND = (
     "Accuracy: on held-out reviews of at least so many tokens, the same for all; mean over seeds, and the 95 % "
     "interval of a share of that many answers. Training and test have the same attention. Training: all steps, median "
     "over seeds. Step / exact: a training step as a share of one with exact attention, median and quartiles of rounds "
-    "in which all methods take turns. In bold: the best approximation."
+    "in which all methods take turns. In bold: the best approximation, V-mean aside."
 )
 
 

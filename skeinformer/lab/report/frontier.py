@@ -35,8 +35,8 @@ class Point(NamedTuple):
 
 EXACT_POINT = Point("exact (SDPA)", None, 1.0, 0.0)
 COLUMNS = (
-    Column("method", lambda r: str(r["point"])),
     Column("time / SDPA", lambda r: number(r["time"]), field="time"),
+    Column("method", lambda r: str(r["point"])),
     Column("relative spectral error", lambda r: number(r["error"]), field="error"),
 )
 

@@ -52,6 +52,7 @@ FILTERS = (
     Filter("layer", "layer"),
     Filter("mode", "speed of", lambda value: "with backward" if value == "both" else str(value)),
 )
+MOST = 8  # commands in the footer
 FEW = 4  # methods that need no filter
 LARGEST, ALL = "largest", "all"  # choices of the sample size beside the sizes themselves
 
@@ -120,7 +121,8 @@ def footer_html(records: Sequence[Record]) -> str:
     made = {name: text for name, text in made_by(records).items() if name != "command"}
     items = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in made.items())
     commands = [str(command) for command in distinct(records, "command")]
-    block = command_html(commands) if commands else ""
+    block = command_html(commands[:MOST]) if commands else ""
+    block += f"\n<p>and {len(commands) - MOST} more</p>" if len(commands) > MOST else ""
     return f"<h2>How this was made</h2>\n<dl>{''.join(items)}</dl>\n{block}"
 
 

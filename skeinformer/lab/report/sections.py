@@ -35,6 +35,9 @@ SECTIONS: dict[str, Callable[[Sequence[Record], Styles], list[Section]]] = {
 }
 
 
+DEMO_KINDS = {"demo", "embeddings", "compare_model", "compare_layer"}
+
+
 def write_report(records: Sequence[Record], path: Path | str, title: str) -> Path:
     """Write the page that shows `records` to `path`, whole or not at all, and return the path."""
     if not records:
@@ -47,9 +50,12 @@ def write_report(records: Sequence[Record], path: Path | str, title: str) -> Pat
         if found := [record for record in records if record.get("kind") in kinds]:
             sections += function(found, styles)
     lede = []
-    if any(record.get("kind") == "demo" for record in records):  # read from top to bottom, without filters
-        sections = [section._replace(fields=frozenset()) for section in (*sections, next_section())]
+    kinds = {record.get("kind") for record in records}
+    if "demo" in kinds:
         lede = headline(records)
+        sections.append(next_section())
+    if "demo" in kinds <= DEMO_KINDS:  # read from top to bottom, without filters
+        sections = [section._replace(fields=frozenset()) for section in sections]
     return write_whole(page_html(records, sections, styles, title, lede), Path(path))
 
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.families import family
-from skeinformer.lab.report.format import between, is_approximation, label, real
+from skeinformer.lab.report.format import between, is_rival, label, real
 
 
 class Column(NamedTuple):
@@ -29,7 +29,7 @@ def table_html(
     columns: Sequence[Column],
     *,
     contest: Callable[[Record], object] = lambda record: None,
-    rival: Callable[[Record], bool] = is_approximation,
+    rival: Callable[[Record], bool] = is_rival,
     data: Callable[[Record], Mapping[str, str]] = lambda record: {},
     sortable: bool = False,
 ) -> str:
@@ -56,7 +56,7 @@ def table_html(
 
 
 def table_markdown(
-    records: Iterable[Record], columns: Sequence[Column], *, rival: Callable[[Record], bool] = is_approximation
+    records: Iterable[Record], columns: Sequence[Column], *, rival: Callable[[Record], bool] = is_rival
 ) -> str:
     """The same as markdown, of one contest: a first column of names, the others to the right."""
     records = list(records)
