@@ -49,7 +49,7 @@ def table(layers: Sequence[Record], *, heads: bool = True) -> str:
         for column in (SEARCHED if any(record.get("chosen") for record in rows) else COLUMNS)
         if heads or column.heading != ("", "head")
     ]
-    right = [_right(cells) for cells in columns]
+    right = [_right(cells) for cells in columns if any(cells[2:])]  # nothing where nothing was measured
     left = WIDTH - sum(1 + len(cells[0]) for cells in right)
     called = [str(record.get("layer")) for record in rows]
     shared, short = "", {name: name for name in called}

@@ -37,7 +37,7 @@ class Demo:
     """The sketch size d of Skeinformer: the columns that it selects. The cluster sketch has 16 and 128 clusters."""
     pilots: int = 32
     """The number of Skeinformer's pilot rows."""
-    passages: int = 6
+    passages: int = 8
     """How many passages the whole model embeds; 0 leaves this part out."""
     passage_length: int = 4096
     """Tokens of a passage."""

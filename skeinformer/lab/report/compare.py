@@ -85,7 +85,9 @@ def compare_sections(records: Sequence[Record], styles: Styles) -> list[Section]
         f"<p{attributes_html(_data(record))}>{escape(' '.join(sentences(record, records)))}</p>\n" for record in wholes
     )
     if wholes:
-        table = table_html(wholes, MODEL_COLUMNS, contest=_input, data=_data, sortable=True)
+        alone = len(wholes) == 1  # then nothing is the best
+        columns = [column._replace(best=None) if alone else column for column in MODEL_COLUMNS]
+        table = table_html(wholes, columns, contest=_input, data=_data, sortable=True)
         html += f"<div class='holds'>{boxed(table)}</div>\n"
     for whole in wholes:
         if (own := [r for r in records if of_comparison(r, whole)]) and (tolerance := real(whole, "tolerance")):
@@ -93,8 +95,8 @@ def compare_sections(records: Sequence[Record], styles: Styles) -> list[Section]
     layers = [r for r in records if any(of_comparison(r, whole) for whole in wholes)]
     for heading in ("Layers", "Heads"):
         if rows := [r for r in layers if (r.get("head") is None) == (heading == "Layers")]:
-            columns = (*LAYER_COLUMNS, CHOSEN) if any(r.get("chosen") for r in rows) else LAYER_COLUMNS
-            table = table_html(rows, columns, contest=_input, data=_data, sortable=True)
+            shown = (*LAYER_COLUMNS, CHOSEN) if any(r.get("chosen") for r in rows) else LAYER_COLUMNS
+            table = table_html(rows, shown, contest=_input, data=_data, sortable=True)
             html += f"<details><summary>All numbers: {heading.lower()}</summary>\n"
             html += f"<div class='holds'>{boxed(table)}</div>\n</details>\n"
     return [Section("A model, exact and sketched", f"{html}<p class='faint'>{escape(LEGEND)}</p>", fields, records)]

@@ -50,11 +50,11 @@ def write_report(records: Sequence[Record], path: Path | str, title: str) -> Pat
         if found := [record for record in records if record.get("kind") in kinds]:
             sections += function(found, styles)
     lede = []
-    kinds = {record.get("kind") for record in records}
-    if "demo" in kinds:
+    found_kinds = {record.get("kind") for record in records}
+    if "demo" in found_kinds:
         lede = headline(records)
         sections.append(next_section())
-    if "demo" in kinds <= DEMO_KINDS:  # read from top to bottom, without filters
+    if "demo" in found_kinds <= DEMO_KINDS:  # read from top to bottom, without filters
         sections = [section._replace(fields=frozenset()) for section in sections]
     return write_whole(page_html(records, sections, styles, title, lede), Path(path))
 

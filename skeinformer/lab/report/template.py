@@ -31,7 +31,8 @@ main { min-width: 0; }
 section { margin: 0 0 1rem; }
 section + section, footer { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1.75rem; }
 figure { margin: 0; min-width: 0; }
-figure.wide { margin: 1.5rem 0; max-width: 44rem; }
+figure.wide { margin: 1.5rem 0; max-width: 38rem; }
+.columns { margin-top: 2rem; }
 figcaption { font-size: .875rem; }
 .grid { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr));
   margin: 1rem 0; }
@@ -124,11 +125,12 @@ html:not(.js) .control { display: none; }
   .filtered > .columns { display: block; }
   .grid { grid-template-columns: 1fr 1fr; }
   .scroll { overflow: visible; background: none; }
-  table { font-size: 7pt; white-space: normal; width: 100%; }
+  table, .sortable { font-size: 6.5pt; white-space: normal; width: 100%; overflow-wrap: anywhere; }
+  thead th { font-size: inherit; }
   th, td, .heat :is(th, td) { padding: .15rem .2rem; min-width: 0; font-size: inherit; }
   .heat tbody td:not(.word) { min-width: 0; }
   :is(th, td):first-child { position: static; max-width: none; min-width: 0; }
-  td small, .sortable td small { font-size: 6pt; }
+  td small, .sortable td small { font-size: 5.5pt; }
   figure, tr, pre { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
 }

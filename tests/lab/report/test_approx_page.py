@@ -69,9 +69,8 @@ def test_the_panel_over_v_mean_leaves_out_what_is_worse_and_dropout() -> None:
 
 
 def test_dropout_and_the_floor_are_never_the_best_and_trials_are_counted(tmp_path: Path) -> None:
-    rows = approx_records(
-        ("softmax_dropout", "vmean", "informer"), lengths=(64,), budgets=(8,), weights=("pretrained",), trials=3
-    )
+    methods = ("softmax_dropout", "vmean", "informer")
+    rows = approx_records(methods, lengths=(64,), budgets=(8,), weights=("pretrained",), trials=3)
     good: list[Record] = [r if r["method"] == "informer" else {**r, "spectral": 1e-3} for r in rows]
     text = write_report(good, tmp_path / "r.html", "t").read_text(encoding="utf-8")
     table = methods_table(text)

@@ -154,6 +154,7 @@ def test_in_print_nothing_is_dark_or_hidden_behind_an_edge(opened: Any, name: st
     page.emulate_media(media="print", color_scheme="dark")
     assert page.locator("body").evaluate("e => getComputedStyle(e).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate(CONTRAST) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
     assert shown(page, "aside") == 0
     boxes = page.locator(".scroll:visible")
     assert boxes.evaluate_all("boxes => boxes.map(e => getComputedStyle(e).overflowX)") == ["visible"] * boxes.count()
