@@ -92,7 +92,7 @@ def headline(records: Sequence[Record]) -> list[str]:
 
 
 def _attention_sentence(records: Sequence[Record]) -> str:
-    """Speed and error of the cluster sketch in each quality at the greatest n, the fastest first; then Skeinformer's."""
+    """Speed and error of the cluster sketch in each quality at the greatest n, the faster first; then Skeinformer's."""
     rows = [r for r in records if r.get("kind") == "demo" and real(r, "n") and real(r, "error") and real(r, "ratio")]
     ours = [r for r in rows if r.get("method") == HEADLINED]
     if not ours:
@@ -100,7 +100,7 @@ def _attention_sentence(records: Sequence[Record]) -> str:
     n = max(required(r, "n") for r in ours)
     first, *rest = sorted((r for r in ours if r["n"] == n), key=lambda r: required(r, "ratio"))
     text = f"Over {n:,.0f} tokens, the cluster sketch {_speed(first)} {_error(first)}"
-    text += "".join(f", or {_speed(r, '')} {_error(r)}" for r in rest)
+    text += "".join(f", or {_speed(r, '').removeprefix('is ')} {_error(r)}" for r in rest)
     others = [r for r in rows if r["n"] == n and r.get("method") == "skeinformer"]
     return f"{text}." + "".join(f" {label(r)} {_speed(r, '')} {_error(r)}." for r in others)
 
