@@ -107,7 +107,11 @@ def _attention_sentence(records: Sequence[Record]) -> str:
 
 def _error(record: Record) -> str:
     estimate = f" (its own estimate: {percent(record.get('estimate'))})" if real(record, "estimate") else ""
-    return f"with an error of {percent(record.get('error'))}{estimate}"
+    return f"with an error of {percent(record.get('error'))}{_size(record)}{estimate}"
+
+
+def _size(record: Record) -> str:
+    return f" at d = {count(record.get('budget'))}" if record.get("budget") else ""
 
 
 def _embedding_sentence(records: Sequence[Record]) -> str:
@@ -119,7 +123,7 @@ def _embedding_sentence(records: Sequence[Record]) -> str:
     best = max(timed, key=lambda r: required(r, "cosine"))
     passages = required(best, "passages")
     text = (
-        f"With the cluster sketch, {best.get('model')} {_speed(best, 'with exact attention')} on passages of "
+        f"With the cluster sketch{_size(best)}, {best.get('model')} {_speed(best, 'with exact attention')} on passages of "
         f"{count(best.get('n'))} tokens: "
         f"the mean cosine with the exact embedding is {required(best, 'cosine'):.3f}"
     )

@@ -150,9 +150,9 @@ def test_the_footer_names_machine_versions_commit_and_command(tmp_path: Path) ->
 def test_the_headline_names_the_cluster_sketch_and_follows_the_records() -> None:
     accurate = record("cluster", "Cluster sketch, accurate", 4000, 0.5, 0.1, 0.11, 128)
     assert headline([*RECORDS, accurate]) == [
-        "Over 4,000 tokens, the cluster sketch is 20.0 times as fast as exact attention with an error of 20.0 % (its "
-        "own estimate: 21.0 %), or 8.00 times as fast with an error of 10.0 % (its own estimate: 11.0 %). "
-        "Skeinformer is 40.0 times as fast with an error of 40.0 % (its own estimate: 42.0 %)."
+        "Over 4,000 tokens, the cluster sketch is 20.0 times as fast as exact attention with an error of 20.0 % at "
+        "d = 16 (its own estimate: 21.0 %), or 8.00 times as fast with an error of 10.0 % at d = 128 (its own estimate: "
+        "11.0 %). Skeinformer is 40.0 times as fast with an error of 40.0 % at d = 256 (its own estimate: 42.0 %)."
     ]
     slow = record("cluster", "Cluster sketch", 1000, 2.0, 0.5)
     assert headline([slow]) == [
@@ -163,7 +163,14 @@ def test_the_headline_names_the_cluster_sketch_and_follows_the_records() -> None
 
 
 def test_the_headline_of_a_whole_model() -> None:
-    common: Record = {"kind": "embeddings", "model": "MiniLM", "method": "cluster", "n": 4096, "passages": 8}
+    common: Record = {
+        "kind": "embeddings",
+        "model": "MiniLM",
+        "method": "cluster",
+        "n": 4096,
+        "passages": 8,
+        "budget": 128,
+    }
     rows: list[Record] = [
         {**common, "cosine": 0.95, "ratio": 0.4, "recall_1": 1.0},
         {**common, "cosine": 0.9876, "ratio": 0.5, "recall_1": 0.75},
@@ -174,8 +181,8 @@ def test_the_headline_of_a_whole_model() -> None:
         for i in range(3)
     ]
     assert headline([*rows, *layers]) == [
-        "With the cluster sketch, MiniLM is 2.00 times as fast as with exact attention on passages of 4,096 tokens: "
-        "the mean cosine with the exact embedding is 0.988, and the nearest passage stays the same for 6 of 8.",
+        "With the cluster sketch at d = 128, MiniLM is 2.00 times as fast as with exact attention on passages of 4,096 "
+        "tokens: the mean cosine with the exact embedding is 0.988, and the nearest passage stays the same for 6 of 8.",
         "At 2,048 tokens and a tolerance of 0.3, compare finds 2 of 3 layers safe: 1, 2. Better left exact: 0.",
     ]
 
