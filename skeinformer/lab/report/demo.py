@@ -123,8 +123,8 @@ def _embedding_sentence(records: Sequence[Record]) -> str:
     best = max(timed, key=lambda r: required(r, "cosine"))
     passages = required(best, "passages")
     text = (
-        f"With the cluster sketch{_size(best)}, {best.get('model')} {_speed(best, 'with exact attention')} on passages of "
-        f"{count(best.get('n'))} tokens: "
+        f"With the cluster sketch{_size(best)}, {best.get('model')} {_speed(best, 'with exact attention')} "
+        f"on passages of {count(best.get('n'))} tokens: "
         f"the mean cosine with the exact embedding is {required(best, 'cosine'):.3f}"
     )
     if (kept := real(best, "recall_1")) is not None:

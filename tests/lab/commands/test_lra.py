@@ -174,7 +174,7 @@ def test_at_80_columns_no_accuracy_is_cut(tmp_path: Path) -> None:
     cells[1].accuracy = "0.501 valid"
     cells[2].state, cells[2].detail = "failed", "the training loss is nan at step 1,200; lower the learning rate"
     console = screen(terminal=True, width=80)
-    console.print(Matrix(cells).table())
+    console.print(Matrix(cells).table(80))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in text
     for word in ("0.933 test", "0.501 valid", "12,500 of 25,000", "4,000"):
