@@ -152,7 +152,8 @@ def test_the_headline_names_the_cluster_sketch_and_follows_the_records() -> None
     assert headline([*RECORDS, accurate]) == [
         "Over 4,000 tokens, the cluster sketch is 20.0 times as fast as exact attention with an error of 20.0 % at "
         "d = 16 (its own estimate: 21.0 %), or 8.00 times as fast with an error of 10.0 % at d = 128 (its own "
-        "estimate: 11.0 %). Skeinformer is 40.0 times as fast with an error of 40.0 % at d = 256 (its own estimate: 42.0 %)."
+        "estimate: 11.0 %). Skeinformer is 40.0 times as fast with an error of 40.0 % at d = 256 (its own "
+        "estimate: 42.0 %)."
     ]
     slow = record("cluster", "Cluster sketch", 1000, 2.0, 0.5)
     assert headline([slow]) == [
