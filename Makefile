@@ -16,7 +16,7 @@ help:  ## list the targets
 
 install: $(STAMP)  ## make .venv with the package, editable, and all its extras
 
-demo: $(STAMP)  ## compare the methods on pretrained Q, K, V; writes demo/report.html
+demo: $(STAMP)  ## show on a pretrained model what a sketch gives and costs; writes demo/report.html
 	$(BIN)/skein demo
 
 test: $(STAMP)  ## run the tests

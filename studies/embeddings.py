@@ -31,6 +31,7 @@ from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.lab.console import plain_table, print_whole, progress
 from skeinformer.lab.files import whole_file
 from skeinformer.lab.measure.approx import Case
+from skeinformer.lab.measure.nearness import nearness
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, load_texts, long_positions, up_to_tokens
 from skeinformer.lab.measure.speed import quartile_fields
 from skeinformer.lab.measure.work import OnStep, Work, now, silent
@@ -226,7 +227,7 @@ def embedding_records(
             "kind": "embeddings",
             **common,
             **case.fields,
-            **nearness(rows[case], rows[EXACT_CASE]),
+            **nearness(rows[case], rows[EXACT_CASE], NEIGHBOURS),
             **quartile_fields("seconds", quartiles(seconds[str(case)])),
             **quartile_fields("ratio", ratio(seconds[str(case)], seconds[str(EXACT_CASE)])),
             "rounds": options.rounds,
@@ -251,28 +252,6 @@ def time_passages(
 
     work.step(f"times: round 1 of {options.rounds}", cost)
     return interleaved({str(case): partial(run, case) for case in field}, options.rounds, on_round=on_round)
-
-
-def nearness(rows: "Array", exact: "Array") -> Record:
-    """Cosines with the exact embeddings, and the share of the nearest neighbours that are the same."""
-    cosine = np.sum(rows.astype(np.float64) * exact, axis=1)  # both have length 1
-    result: Record = {"cosine": float(cosine.mean()), "cosine_min": float(cosine.min())}
-    for k in NEIGHBOURS:
-        result[f"recall_{k}"] = recall(rows, exact, k)
-    return result
-
-
-def recall(rows: "Array", exact: "Array", k: int) -> float:
-    """The mean share of the k nearest other rows among `exact` that are also among the k nearest within `rows`."""
-    k = min(k, len(rows) - 1)
-
-    def nearest(x: "Array") -> "NDArray[np.int64]":
-        similarity = x.astype(np.float64) @ x.T.astype(np.float64)
-        np.fill_diagonal(similarity, -np.inf)
-        return np.argsort(-similarity, axis=1, kind="stable")[:, :k]
-
-    pairs = zip(nearest(rows), nearest(exact), strict=True)
-    return float(np.mean([len(np.intersect1d(ours, theirs)) / k for ours, theirs in pairs]))
 
 
 def common_fields(options: Embeddings, source: Source) -> Record:

@@ -34,6 +34,7 @@ def compare(
     tolerance: float = 0.3,
     rounds: int = 5,
     entropy_rows: int = 256,
+    needed: bool = True,
     mask: Tensor | None = None,
     logits: bool = False,
     seed: int = 0,
@@ -53,7 +54,8 @@ def compare(
 
     Per layer and head, on the queries, keys and values of the exact run: the true relative error, the method's own
     estimate and bound of it, the mean entropy of `entropy_rows` attention rows, the time of both in interleaved rounds,
-    and the d for an error of at most `tolerance`. A layer is safe if its error at the budget is at most that.
+    and the d for an error of at most `tolerance`, where most of the time goes: needed=False leaves it out. A layer is
+    safe if its error at the budget is at most the tolerance.
     For the whole model: how far the outputs are apart, over the rows that are real by `mask` (b, n), True = real
     (found in the inputs where they have an attention_mask or src_key_padding_mask, and for the output of a decoder
     only its own), and the ratio of times. `logits` says that an output without a name is logits.
@@ -65,13 +67,14 @@ def compare(
     """
     check_model(model)
     check_flag("search", search)
+    check_flag("needed", needed)
     contenders = read_methods(method, budget, options, search)
     if not check_number("tolerance", tolerance, "above 0, a relative error such as 0.3") > 0:
         raise ValueError(f"tolerance must be above 0, a relative error such as 0.3, got {tolerance}")
     for argument, count in (("rounds", rounds), ("entropy_rows", entropy_rows)):
         check_count(argument, count)
     contender, d = contenders[0]
-    plan = Plan(contender, d, tolerance, rounds, entropy_rows)
+    plan = Plan(contender, d, tolerance, rounds, entropy_rows, needed)
     common: Record = {
         "model": name or type(model).__name__,
         "text": text,

@@ -2,15 +2,13 @@
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from skeinformer.compare.format import between, bound, cosine, count, decimals, listed, milliseconds, number, percent
 from skeinformer.compare.record import Record
 
 WIDTH = 80  # of the text, at most
-SHORTEST = 8  # the least that is left of the names of layers
-CUT = ".."  # what stands for a part of a name
 SEARCH = "search"  # the method of a comparison in which each layer has its own
 # what layers and the model of one comparison share
 SETTINGS = ("model", "text", "method", "options", "budget", "tolerance", "seed", "started")
@@ -42,7 +40,8 @@ SEARCHED = (*COLUMNS[:-3], Column(("attends", "by"), lambda r: attends_by(r)))
 def table(layers: Sequence[Record], *, heads: bool = True) -> str:
     """A row for each layer, and for each of its heads if told: aligned, at most 80 columns wide.
 
-    Names of layers give way to numbers: what does not fit is cut out of their middle, and never a number in them.
+    Names are never cut. Where they do not fit, what all of them share is said once, above the table; a name that is
+    still too long has a line of its own above its numbers.
     """
     rows = [record for record in layers if heads or record.get("head") is None]
     columns = [
@@ -50,14 +49,22 @@ def table(layers: Sequence[Record], *, heads: bool = True) -> str:
         for column in (SEARCHED if any(record.get("chosen") for record in rows) else COLUMNS)
         if heads or column.heading != ("", "head")
     ]
-    right = [_right(cells) for cells in columns]
-    left = max(SHORTEST, WIDTH - sum(1 + len(cells[0]) for cells in right))
-    names = ["", "layer", *(_fitted(record, left) for record in rows)]
-    width = max(map(len, names))
-    lines = [" ".join(cells).rstrip() for cells in zip((x.ljust(width) for x in names), *right, strict=True)]
-    parted = heads and len(rows) > 1
-    breaks = {i + 2 for i, record in enumerate(rows) if i and parted and record.get("head") is None}
-    return "\n".join(f"\n{line}" if i in breaks else line for i, line in enumerate(lines))
+    right = [_right(cells) for cells in columns if any(cells[2:])]  # nothing where nothing was measured
+    left = WIDTH - sum(1 + len(cells[0]) for cells in right)
+    called = [str(record.get("layer")) for record in rows]
+    shared, short = "", {name: name for name in called}
+    if max((len(name) + len(_call(record)) for name, record in zip(called, rows, strict=True)), default=0) > left:
+        shared, short = shared_name(list(short))
+    names = ["", "layer", *(short[name] + _call(record) for name, record in zip(called, rows, strict=True))]
+    width = max(len(name) for name in names if len(name) <= left)
+    lines = [f"layers: {shared}"] if shared else []
+    for i, (name, *cells) in enumerate(zip(names, *right, strict=True)):
+        if i > 2 and heads and rows[i - 2].get("head") is None:
+            lines.append("")
+        if len(name) > left and name != names[i - 1]:
+            lines.append(name)
+        lines.append(" ".join([("" if len(name) > left else name).ljust(width), *cells]).rstrip())
+    return "\n".join(lines)
 
 
 def paragraphs(whole: Record, layers: Sequence[Record]) -> str:
@@ -69,6 +76,7 @@ def paragraphs(whole: Record, layers: Sequence[Record]) -> str:
 def sentences(whole: Record, records: Sequence[Record]) -> list[str]:
     """What a comparison of one model shows: the output, the time, which layers are safe, and the d that is needed."""
     layers = [r for r in records if r.get("head") is None and of_comparison(r, whole)]
+    shared, short = short_names(layers)
     tolerance, budget = number(whole.get("tolerance")), count(whole.get("budget"))
     at = f" at d = {budget}" if budget else ""
     ratio = whole.get("ratio")
@@ -88,21 +96,23 @@ def sentences(whole: Record, records: Sequence[Record]) -> list[str]:
             f"Logits change by {mean} on average and {largest} at most; the largest is the same in {same} of the rows."
         )
     if whole.get("method") == SEARCH:
-        ways = {way: [shown_layer(r) for r in layers if attends_by(r) == way] for way in map(attends_by, layers)}
+        ways = {way: [shown_layer(r, short) for r in layers if attends_by(r) == way] for way in map(attends_by, layers)}
         said = "; ".join(f"{way} for {listed(names)}" for way, names in ways.items())
         found.append(f"Least estimated time with an error of at most {tolerance} in every head: {said}.")
-        return [*found, *_left(whole)]
-    safe, unsafe = verdicts(layers)
+        return [*found, *_named(shared), *_left(whole)]
+    safe, unsafe = ([short[name] for name in names] for names in verdicts(layers))
     verdict = [f"safe: {listed(safe)}"] if safe else []
     verdict += [f"not safe: {listed(unsafe)}"] if unsafe else []
     found.append(f"Error of at most {tolerance}{at}: {'; '.join(verdict)}.")
     if whole.get("budget_needed") is not None:
         sizes = sorted({d for r in layers if isinstance(d := r.get("budget_needed"), int)})
-        each = [f"{d:,} for {listed([shown_layer(r) for r in layers if r.get('budget_needed') == d])}" for d in sizes]
+        each = [
+            f"{d:,} for {listed([shown_layer(r, short) for r in layers if r.get('budget_needed') == d])}" for d in sizes
+        ]
         needed, chosen = count(whole.get("budget_needed")), count(whole.get("budget_estimated"))
         estimate = f" Its own estimate would choose {chosen}." if chosen else ""
         found.append(f"To meet {tolerance} in every layer: d = {needed} ({'; '.join(each)}).{estimate}")
-    return [*found, *_left(whole)]
+    return [*found, *_named(shared), *_left(whole)]
 
 
 def attends_by(record: Record) -> str:
@@ -122,10 +132,17 @@ def verdicts(records: Sequence[Record]) -> tuple[list[str], list[str]]:
     return [name for name in safe if safe[name]], [name for name in safe if not safe[name]]
 
 
-def shown_layer(record: Record) -> str:
-    """The layer's name, with the number of the call where it is not the first."""
+def shown_layer(record: Record, short: Mapping[str, str] = {}) -> str:
+    """The layer's name, or a shorter one, with the number of the call where it is not the first."""
     name, call = str(record.get("layer")), record.get("call")
+    name = short.get(name, name)
     return f"{name} (call {call})" if isinstance(call, int) and call > 1 else name
+
+
+def short_names(layers: Sequence[Record]) -> tuple[str, dict[str, str]]:
+    """What the names of the layers share and the rest of each, as `shared_name`, where the names are long."""
+    names = list(dict.fromkeys(str(record.get("layer")) for record in layers))
+    return shared_name(names) if sum(map(len, names)) > WIDTH else ("", {name: name for name in names})
 
 
 def of_comparison(record: Record, whole: Record) -> bool:
@@ -133,42 +150,40 @@ def of_comparison(record: Record, whole: Record) -> bool:
     return record.get("kind") == "compare_layer" and all(record.get(name) == whole.get(name) for name in SETTINGS)
 
 
-def shortened(name: str, width: int) -> str:
-    """At most `width` characters of a name with its numbers whole: encoder.layer.5.attention.self, encoder..5..self.
+def shared_name(names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """What all names share, with a star for the rest, and the rest of each: encoder.layer.*.self, and 5.
 
-    Words go first, the one nearest to the middle before the others, then letters from the middle of the longest part.
-    A name with many numbers may stay longer.
+    Words between dots stay whole. An empty text, and the names themselves, where they share no word.
     """
-    words = name.split(".")
-    inner = [i for i in range(1, len(words) - 1) if not re.search(r"\d", words[i])]
-    for i in sorted(inner, key=lambda i: abs(i - (len(words) - 1) / 2)):
-        if len(_joined(words)) <= width:
-            break
-        words[i] = ""
-    parts = re.split(r"(\d+)", _joined(words))  # every second one a number
-    while len("".join(parts)) > width:
-        longest = max(range(0, len(parts), 2), key=lambda i: len(parts[i]))
-        half = (len(parts[longest]) - len(CUT) - 1) // 2
-        if half < 0:  # no more to cut but the ends
-            return "".join(parts[1:-1])
-        parts[longest] = _joined([parts[longest][:half], "", parts[longest][len(parts[longest]) - half :]])
-    return "".join(parts)
+    words = [name.split(".") for name in names]
+    most = min(map(len, words)) - 1  # at least one word of each is left
+    first = _alike([parts[:most] for parts in words])
+    last = _alike([parts[::-1][: most - first] for parts in words])
+    if len(names) < 2 or not first + last:
+        return "", {name: name for name in names}
+    parts, end = words[0], len(words[0]) - last
+    rest = {name: ".".join(parts[first : len(parts) - last]) for name, parts in zip(names, words, strict=True)}
+    return ".".join([*parts[:first], "*", *parts[end:]]), rest
+
+
+def _named(shared: str) -> list[str]:
+    return [f"Layers are named by what * is in {shared}."] if shared else []
 
 
 def _left(whole: Record) -> list[str]:
     return [f"Exact in both: {whole.get('left')}."] if whole.get("left") else []
 
 
-def _joined(words: Sequence[str]) -> str:
-    """The words with a dot between them, and two for those that are left out."""
-    return re.sub(r"\.{2,}", CUT, ".".join(words))
+def _alike(lists: Sequence[Sequence[str]]) -> int:
+    """How many of their first items are the same in all lists."""
+    same = [len(set(items)) == 1 for items in zip(*lists, strict=False)]
+    return same.index(False) if False in same else len(same)
 
 
-def _fitted(record: Record, width: int) -> str:
-    """The layer's name, and #2 for its second call."""
+def _call(record: Record) -> str:
+    """#2 for the second call of a layer."""
     call = record.get("call")
-    number = f" #{call}" if isinstance(call, int) and call > 1 else ""
-    return shortened(str(record.get("layer")), width - len(number)) + number
+    return f" #{call}" if isinstance(call, int) and call > 1 else ""
 
 
 def _right(cells: Sequence[str]) -> list[str]:

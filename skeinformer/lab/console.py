@@ -1,10 +1,12 @@
 """What a command shows in a terminal, and in a pipe: progress, tables that fill, tables printed whole."""
 
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segments
@@ -14,6 +16,7 @@ from rich.text import Text
 from skeinformer.lab.measure.work import OnStep
 from skeinformer.lab.records import Record
 
+GAP = 2  # between columns
 # headings of columns that hold words: they begin at the left
 WORDS = ("method", "mode", "peer", "weights", "paper's term", "part", "what", "commit")
 
@@ -29,12 +32,16 @@ def plain_table(
     """A table without a frame: words begin at the left, numbers end at the right.
 
     A line stands between rows that differ in the first `sections` cells. Only the column `broken` may be narrower than
-    its cells.
+    its cells, and never narrower than a word in it.
     """
-    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    rows = list(rows)
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.title_style, table.title_justify = "", "left"
     table.show_edge = title is None
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in WORDS else "right", no_wrap=heading != broken)
+    for i, heading in enumerate(headings):
+        least = longest_word([heading, *(row[i] for row in rows)]) if heading == broken else None
+        justify: JustifyMethod = "left" if heading in WORDS else "right"
+        table.add_column(heading, justify=justify, no_wrap=heading != broken, min_width=least)
     last: Sequence[str] | None = None
     for row in rows:
         if last is not None and last[:sections] != row[:sections]:
@@ -44,10 +51,59 @@ def plain_table(
     return table
 
 
+def longest_word(texts: Iterable[str]) -> int:
+    """The length of the longest word."""
+    return max((len(word) for text in texts for word in text.split()), default=0)
+
+
+def split_tables(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int, title: str | None = None
+) -> list[Table]:
+    """The rows in as many tables as it takes for each to fit: all columns are shown, the first one in every table.
+
+    The first column may be narrower than its cells, down to 24 letters or its longest word. A row is left out of a
+    table in which it has nothing.
+    """
+    first = [headings[0], *(row[0] for row in rows)]
+    least = max(longest_word(first), min(24, max(map(len, first))))
+    groups: list[list[int]] = [[]]
+    left = width - least
+    for i in range(1, len(headings)):
+        wide = GAP + max(map(len, [headings[i], *(row[i] for row in rows)]))
+        if wide > left and groups[-1]:
+            groups.append([])
+            left = width - least
+        groups[-1].append(i)
+        left -= wide
+    tables = []
+    for group in groups:
+        shown = [[row[0], *(row[i] for i in group)] for row in rows if any(row[i] for i in group)]
+        columns = [headings[0], *(headings[i] for i in group)]
+        tables.append(plain_table(columns, shown, title=title, broken=headings[0]))
+    return tables
+
+
+def hyphenated(name: str, width: int) -> str:
+    """A long name in lines of at most `width` letters, broken only behind hyphens where that will do."""
+    lines = [""]
+    for part in re.split(r"(?<=-)", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
 def print_whole(console: Console, table: Table) -> None:
     """Print a table as wide as it is: a narrow terminal wraps its lines, and no cell is cut."""
     width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
     console.print(Segments(console.render(table, console.options.update(width=width))), crop=False)
+
+
+def wrapped(text: str, console: Console) -> str:
+    """The text in lines that fit a terminal, words whole; one line elsewhere."""
+    if not console.is_terminal:
+        return text
+    return textwrap.fill(text, console.width, break_long_words=False, break_on_hyphens=False)
 
 
 def say(console: Console, text: str) -> None:

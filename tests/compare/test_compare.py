@@ -118,6 +118,17 @@ def test_the_d_that_is_needed_is_decided_by_the_true_error() -> None:
         assert rows(compare(model, x, "cluster", tolerance=1e-9, **FAST))[0][name] == n
 
 
+def test_the_d_that_is_needed_is_not_looked_for_where_it_is_not_wanted() -> None:
+    model, x = OneLayer().eval(), torch.randn(1, 64, WIDTH)
+    quick, whole = (compare(model, x, "cluster", needed=needed, **FAST) for needed in (False, True))
+    assert {record["budget_needed"] for record in quick.records()} == {None}
+    assert [r["error"] for r in quick.layers] == [r["error"] for r in whole.layers]
+    assert "needed" in whole.text()
+    assert "needed" not in quick.text()
+    with pytest.raises(TypeError, match="needed"):
+        compare(model, x, "cluster", needed="no", **FAST)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("method", ["skeinformer:num_pilots=4", "performer"])
 def test_safe_and_the_d_that_is_needed_do_not_contradict_each_other(method: str) -> None:
     """Errors of single draws do not fall steadily with d, and estimates are off: no row may say both."""

@@ -18,6 +18,7 @@ from pyarrow import parquet
 from rich.console import Console
 
 from skeinformer import huggingface
+from skeinformer.lab.measure.nearness import recall
 from skeinformer.lab.measure.pretrained import load_model
 from skeinformer.lab.records import check, read
 from studies import embeddings
@@ -31,7 +32,6 @@ from studies.embeddings import (
     load_rows,
     load_source,
     make_cases,
-    recall,
     run_embeddings,
     store_path,
 )

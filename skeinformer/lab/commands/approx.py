@@ -1,25 +1,26 @@
 """`skein approx`: measure how well each method approximates attention, append every record, show what came out."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from statistics import median
+from typing import Literal, NamedTuple
 
 import torch
 from rich.console import Console
 
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import offer, parse_all
-from skeinformer.lab.console import plain_table, print_whole, progress, say
+from skeinformer.lab.console import progress, say, split_tables, wrapped
 from skeinformer.lab.device import Device, check_device
 from skeinformer.lab.files import write_whole
-from skeinformer.lab.measure.approx import KEYS, Experiment, cases, compact, error_records, load_source, summarize
+from skeinformer.lab.measure.approx import KEYS, Case, Experiment, cases, compact, error_records, load_source, summarize
 from skeinformer.lab.measure.approx_time import TIME_KEYS, time_records
 from skeinformer.lab.measure.pretrained import WEIGHTS, column_and_value
-from skeinformer.lab.records import Record, append_all, key_of, read_known
-from skeinformer.lab.report.format import number, with_error
+from skeinformer.lab.records import Record, Value, append_all, key_of, read_known
+from skeinformer.lab.report.format import ROUNDING, number, percent
 from skeinformer.lab.threads import use_threads
 from skeinformer.sketch import SKETCHES
 
@@ -34,7 +35,7 @@ MADE = (
     "commit",
     "command",
 )  # how a record was made
-HEADINGS = ("n", "weights", "layer", "method", "d", "trials", "spectral error", "time / SDPA")
+ANY = "any d"  # the heading of methods without a budget
 
 
 def default_methods() -> tuple[str, ...]:
@@ -164,41 +165,99 @@ def _short(record: Record) -> Record:
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
 
 
+class Block(NamedTuple):
+    """A table of the results: its title, and a text for each method and d."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
 def show(experiment: Experiment, records: Sequence[Record], console: Console) -> None:
-    """Print the table, and what was left out and why."""
-    rows = list(result_rows(experiment, records))
-    if rows:
-        print_whole(console, plain_table(HEADINGS, rows, sections=3))
-        note = "Spectral error |BV - R|_2 / |BV|_2: mean and standard error over trials, each of all heads."
-        console.print(note, soft_wrap=True)
+    """Print the tables, and what was left out and why."""
+    blocks = result_blocks(experiment, records)
+    for block in blocks:
+        for table in split_tables(block.headings, block.rows, width=console.width, title=block.title):
+            console.print()
+            console.print(table)
+    if blocks:
+        console.print(wrapped(spread_note(experiment, records), console), soft_wrap=True)
     about = {(n, contender.label) for n, contender in product(experiment.lengths, experiment.contenders)}
     skipped = [r for r in records if r.get("kind") == "approx_skipped" and (r.get("n"), r.get("label")) in about]
     for label, part, reason in dict.fromkeys((r["label"], r["part"], r["reason"]) for r in skipped):
-        say(console, f"Not measured, {part} of {label}: {reason}")
+        say(console, wrapped(f"Not measured, {part} of {label}: {reason}", console))
 
 
-def result_rows(experiment: Experiment, records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
-    """A row of text for each input and contender at the greatest d, in the order of HEADINGS."""
-    summaries = {key_of(record, KEYS): record for record in summarize(records)}
-    times = {key_of(record, TIME_KEYS): record for record in records if record.get("kind") == "approx_time"}
-    largest = max(experiment.budgets)
+def result_blocks(experiment: Experiment, records: Sequence[Record]) -> list[Block]:
+    """The errors of every input, then the times of every length: a row for each method, a column for each d."""
+    errors, times = _errors(experiment, records), _times(experiment, records)
+    found = []
     for n, weights, layer in product(experiment.lengths, experiment.weights, experiment.layers):
-        for case in cases(experiment):
-            if case.budget not in (None, largest):
-                continue
-            keys: Record = {**experiment.common, **case.fields, "n": n, "weights": weights, "layer": layer}
-            error = summaries.get(key_of(keys, KEYS), {})
-            # the times of the first layer serve all: they depend on sizes alone
-            keys |= {"layer": experiment.layers[0], "batch": 1, "threads": torch.get_num_threads()}
-            time = times.get(key_of(keys, TIME_KEYS), {})
-            if error or time:
-                yield (
-                    f"{n:,}",
-                    weights,
-                    str(layer),
-                    case.contender.label,
-                    str(case.budget or ""),
-                    str(error.get("trials", "")),
-                    with_error(error.get("spectral_relative"), error.get("spectral_relative_se")),
-                    number(time.get("forward_ratio")),
-                )
+        about: Record = {"n": n, "weights": weights, "layer": layer}
+        known = {case: errors[key] for case in cases(experiment) if (key := _key(experiment, case, about)) in errors}
+        trials = sorted({int(record["trials"] or 0) for record in known.values()})
+        title = f"Relative spectral error: n = {n:,}, {weights} weights, layer {layer}, {_listed(trials)} trials"
+        found.append(_block(title, {case: number(record.get("spectral_relative")) for case, record in known.items()}))
+    for n in experiment.lengths:
+        known = {case: times[n, case] for case in cases(experiment) if (n, case) in times}
+        ratios = {case: number(record.get("forward_ratio")) for case, record in known.items()}
+        found.append(_block(f"Forward time / SDPA's: n = {n:,}", ratios))
+    return [block for block in found if block.rows]
+
+
+def spread_note(experiment: Experiment, records: Sequence[Record]) -> str:
+    """What the errors are, and how far they may be off."""
+    note = "Relative spectral error |BV - R|_2 / |BV|_2: mean over trials, each of all heads."
+    shares = [
+        float(error) / float(value)
+        for record in _errors(experiment, records).values()
+        if isinstance(value := record.get("spectral_relative"), int | float) and value > ROUNDING
+        if isinstance(error := record.get("spectral_relative_se"), int | float)
+    ]
+    if not shares:
+        return note
+    half, most = percent(median(shares)), percent(max(shares))
+    return f"{note} Their standard errors are {half} of the mean in the middle, and at most {most}."
+
+
+def _block(title: str, texts: Mapping[Case, str]) -> Block:
+    """A row for each contender; what has no budget is in a column of its own."""
+    texts = {case: text for case, text in texts.items() if text}
+    sizes = sorted({case.budget for case in texts if case.budget is not None})
+    columns: list[int | None] = [*([None] if any(case.budget is None for case in texts) else []), *sizes]
+    headings = ("method", *(ANY if size is None else f"d = {size}" for size in columns))
+    contenders = dict.fromkeys(case.contender for case in texts)
+    rows = [(one.label, *(texts.get(Case(one, size), "") for size in columns)) for one in contenders]
+    return Block(title, headings, rows)
+
+
+def _key(experiment: Experiment, case: Case, about: Record) -> tuple[Value, ...]:
+    return key_of({**experiment.common, **case.fields, **about}, KEYS)
+
+
+def _errors(experiment: Experiment, records: Sequence[Record]) -> dict[tuple[Value, ...], Record]:
+    """The means over trials of what the experiment asks for."""
+    inputs = product(experiment.lengths, experiment.weights, experiment.layers)
+    wanted = {
+        _key(experiment, case, {"n": n, "weights": weights, "layer": layer})
+        for n, weights, layer in inputs
+        for case in cases(experiment)
+    }
+    return {key: record for record in summarize(records) if (key := key_of(record, KEYS)) in wanted}
+
+
+def _times(experiment: Experiment, records: Sequence[Record]) -> dict[tuple[int, Case], Record]:
+    """By length and case. The times of the first layer and weights serve all: they depend on sizes alone."""
+    known = {key_of(record, TIME_KEYS): record for record in records if record.get("kind") == "approx_time"}
+    found: dict[tuple[int, Case], Record] = {}
+    for n, case in product(experiment.lengths, cases(experiment)):
+        fixed: Record = {"n": n, "layer": experiment.layers[0], "batch": 1, "threads": torch.get_num_threads()}
+        for weights in experiment.weights:
+            key = key_of({**experiment.common, **case.fields, **fixed, "weights": weights}, TIME_KEYS)
+            if key in known:
+                found.setdefault((n, case), known[key])
+    return found
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)

@@ -20,8 +20,8 @@ from skeinformer.lab.measure.speed import (
     IDENTITY,
     bench_records,
     contender_entry,
-    crossover,
     default_contenders,
+    faster_from,
     growth_exponent,
 )
 from skeinformer.lab.measure.work import OnSkip, OnStep
@@ -246,12 +246,13 @@ COLUMNS: dict[str, Columns] = {
         "of peak": lambda r: percent(r.get("peak_fraction")),
     },
     "bench_peer": {
-        **TIME,
-        "peer": lambda r: str(r.get("peer")),
-        "peer's time": lambda r: seconds(r.get("peer_seconds")),
-        "peer / ours": _ratio,
+        "n": lambda r: count(r.get("n")),
+        "method": lambda r: f"{label(r)} beside {r.get('peer')}",
+        "time": lambda r: seconds(r.get("seconds")),
+        "peer's\ntime": lambda r: seconds(r.get("peer_seconds")),
+        "peer / ours": lambda r: _ratio(r).replace(" (", "\n("),  # on two lines, to fit
         **MEMORY,
-        "peer's memory": lambda r: size(r.get("peer_peak_bytes")),
+        "peer's\nmemory": lambda r: size(r.get("peer_peak_bytes")),
     },
     "bench_step": {**TIME, "Standard / its time": _ratio, **MEMORY},
     "bench_processes": {
@@ -265,7 +266,9 @@ COLUMNS: dict[str, Columns] = {
         **MEMORY,
     },
 }
-GROWTH = ("mode", "method", "faster from n =", "exponent")
+# columns that are in the title of a table, so that the others fit beside each other
+TITLES = {"bench": ("mode", "n"), "bench_peer": ("n",), "bench_step": ("n",), "bench_processes": ("mode", "processes")}
+GROWTH = ("mode", "method", "faster than SDPA", "exponent")
 
 
 def show_growth(records: Sequence[Record], console: Console) -> None:
@@ -286,8 +289,7 @@ def growth_rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
         ratios = {int(required(r, "n")): value for r in rows if (value := real(r, "ratio")) is not None}
         overtakes = exponent = ""
         if ratios and rows[0].get("method") != "sdpa":
-            length = crossover(list(ratios), list(ratios.values()))
-            overtakes = "never" if length is None else "always" if length == min(ratios) else f"{length:,.0f}"
+            overtakes = faster_from(list(ratios), list(ratios.values()))
         if len(times) > 1:
             (n1, t1), (n2, t2) = list(times.items())[-2:]
             exponent = f"{growth_exponent(n1, t1, n2, t2):.2f}"
@@ -295,16 +297,26 @@ def growth_rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
 
 
 def tables(records: Iterable[Record]) -> Iterator[Table]:
-    """A table for each kind of record, with a line between lengths and modes."""
-    for kind, group in groupby(records, key=lambda r: str(r["kind"])):
-        columns = COLUMNS[kind]
+    """A table for each kind of record, and what its title says: mode, length, number of processes."""
+    for (kind, title), group in groupby(records, key=lambda r: (str(r["kind"]), _title(r))):
+        columns = {name: show for name, show in COLUMNS[kind].items() if name not in TITLES[kind]}
         rows = [[show(record) for show in columns.values()] for record in group]
-        yield plain_table(columns, rows, sections=list(columns).index("method"), broken="method")
+        sections = list(columns).index("method")
+        yield plain_table(columns, rows, sections=sections, title=f"\n{title}", broken="method")
+
+
+def _title(record: Record) -> str:
+    """What is the same in a table."""
+    kind = str(record["kind"])
+    shown = {name: COLUMNS[kind][name](record) for name in TITLES[kind]}
+    words = {"mode": "{}", "n": "n = {}", "processes": "processes: {}"}
+    return ", ".join(words[name].format(text) for name, text in shown.items())
 
 
 def line(record: Record) -> str:
     """A record in one line."""
     values = ((name, show(record)) for name, show in COLUMNS[str(record["kind"])].items() if name != "method")
+    values = ((" ".join(name.split()), " ".join(value.split())) for name, value in values)
     return f"  {label(record)}: " + ", ".join(f"{name} {value}" for name, value in values if value)
 
 

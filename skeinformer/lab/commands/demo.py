@@ -1,60 +1,100 @@
-"""`skein demo`: measure, show the table while it fills, and write the records and the page."""
+"""`skein demo`: measure, show the tables while they fill, and write the records and the page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from skeinformer.lab.console import filling, plain_table
+from skeinformer.lab.console import filling, plain_table, wrapped
+from skeinformer.lab.measure.work import OnStep
 from skeinformer.lab.records import Record, append
-from skeinformer.lab.report.format import label, number, seconds, size, with_error
+from skeinformer.lab.report.format import count, label, number, percent, seconds
 
-TITLE = "Exact and sketched attention on pretrained queries, keys and values"
+TITLE = "Exact and sketched attention in a pretrained model"
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Compare exact attention, V-mean and Skeinformer on pretrained Q, K, V: time, memory, true and estimated error."""
+    """Show on a pretrained model what sketched attention gives and costs, and write a page of it.
 
-    lengths: tuple[int, ...] = (1024, 4096, 16384)
-    """Sequence lengths, in tokens."""
+    First attention alone: error, the methods' own estimates of it, and time. Then the whole model, which embeds long
+    passages. Then `compare`, which says in which layers the sketch is safe.
+    """
+
+    lengths: tuple[int, ...] = (1024, 4096, 8192)
+    """Sequence lengths of attention alone, in tokens."""
     layer: int = 3
     """The layer of the model whose queries, keys and values are taken."""
     text: Path | None = None
     """A .txt file, or a .parquet file with a column `text`. Default: the Python language reference."""
     model: str | None = None
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
-    rounds: int = 5
+    rounds: int = 3
     """How often each method is timed."""
     budget: int = 256
-    """The sketch size d: columns that Skeinformer selects."""
-    pilots: tuple[int, ...] = (256, 32)
-    """Numbers of pilot rows, each a row of the table."""
+    """The sketch size d of Skeinformer: the columns that it selects. The cluster sketch has 16 and 128 clusters."""
+    pilots: int = 32
+    """The number of Skeinformer's pilot rows."""
+    passages: int = 8
+    """How many passages the whole model embeds; 0 leaves this part out."""
+    passage_length: int = 4096
+    """Tokens of a passage."""
+    compare_length: int = 2048
+    """Tokens on which the layers are compared; 0 leaves this part out."""
+    tolerance: float = 0.3
+    """A layer is safe if its relative error is at most this."""
     seed: int = 0
-    """Of Skeinformer's draws."""
+    """The seed of all draws."""
     out: Path = Path("demo")
     """The folder for records.jsonl, report.html and figure.svg."""
 
 
 def command(options: Demo) -> None:
     """Measure, and print where the page is."""
-    print(run_demo(options), flush=True)
+    print(f"The page: {run_demo(options)}", flush=True)
 
 
 def run_demo(options: Demo, console: Console | None = None) -> Path:
     """Run the demo and return the path of its page. Records of an earlier run in the same folder are replaced."""
-    from skeinformer.lab.measure.demo import demo_records
-    from skeinformer.lab.report.demo import summary, write_figure
+    from skeinformer.lab.report.demo import headline, write_figure
     from skeinformer.lab.report.sections import write_report
 
     console = console or Console(highlight=False)
     records: list[Record] = []
     file = options.out / "records.jsonl"
     options.out.mkdir(parents=True, exist_ok=True)  # fails before anything is measured
-    with filling(console, tables, line, key=lambda r: (r["n"], label(r))) as display:
-        for record in demo_records(
+    found = parts(options)
+    for i, (title, (measure, tables)) in enumerate(found.items(), start=1):
+        console.print(f"{i} of {len(found)}: {title}", markup=False)
+        with filling(console, tables, line, key=identity) as display:
+            for record in measure(display.step):
+                display.row(record)
+                if record.get("seconds", 0) is not None:  # its times are there
+                    if not records:
+                        file.unlink(missing_ok=True)
+                    append(file, record)
+                    records.append(record)
+    console.print("writing the page")
+    page = write_report(records, options.out / "report.html", TITLE)
+    write_figure([record for record in records if record["kind"] == "demo"], options.out / "figure.svg")
+    for sentence in headline(records):
+        console.print(wrapped(sentence, console), markup=False, soft_wrap=True)
+    return page
+
+
+Measure = Callable[[OnStep], Iterable[Record]]
+Tables = Callable[[Sequence[Record]], list[Table]]
+
+
+def parts(options: Demo) -> dict[str, tuple[Measure, Tables]]:
+    """What is measured, and how it is shown, by title."""
+    from skeinformer.lab.measure.demo import attention_records
+    from skeinformer.lab.measure.demo_model import embedding_records, layer_records
+
+    def attention(step: OnStep) -> Iterator[Record]:
+        return attention_records(
             lengths=tuple(dict.fromkeys(options.lengths)),
             layer=options.layer,
             text=options.text,
@@ -63,45 +103,96 @@ def run_demo(options: Demo, console: Console | None = None) -> Path:
             budget=options.budget,
             pilots=options.pilots,
             seed=options.seed,
-            on_step=display.step,
-        ):
-            display.row(record)
-            if record["seconds"] is not None:
-                if not records:
-                    file.unlink(missing_ok=True)
-                append(file, record)
-                records.append(record)
-        display.step("writing: the page", 1.0)
-        page = write_report(records, options.out / "report.html", TITLE)
-        write_figure(records, options.out / "figure.svg")
-    console.print(" ".join(summary(records)), soft_wrap=not console.is_terminal)
-    return page
+            on_step=step,
+        )
+
+    def embeddings(step: OnStep) -> Iterator[Record]:
+        return embedding_records(
+            passages=options.passages,
+            length=options.passage_length,
+            text=options.text,
+            model=options.model,
+            seed=options.seed,
+            on_step=step,
+        )
+
+    def layers(step: OnStep) -> Iterable[Record]:
+        return layer_records(
+            length=options.compare_length,
+            tolerance=options.tolerance,
+            rounds=1,
+            text=options.text,
+            model=options.model,
+            seed=options.seed,
+            on_step=step,
+        )
+
+    found: dict[str, tuple[Measure, Tables]] = {"attention on pretrained queries, keys, values": (attention, shown)}
+    if options.passages:
+        title = f"the whole model embeds {options.passages} passages of {options.passage_length:,} tokens"
+        found[title] = (embeddings, shown)
+    if options.compare_length:
+        found[f"compare, layer by layer, {options.compare_length:,} tokens"] = (layers, shown)
+    return found
 
 
-HEADINGS = ("n", "method", "time", "/ exact", "memory", "true error", "estimate")
+Columns = dict[str, Callable[[Record], str]]
+COLUMNS: dict[str, Columns] = {
+    "demo": {
+        "n": lambda r: count(r.get("n")),
+        "method": label,
+        "time": lambda r: seconds(r.get("seconds")),
+        "/ exact": lambda r: number(r.get("ratio")),
+        "true error": lambda r: number(r.get("error")),
+        "estimate": lambda r: number(r.get("estimate")),
+        "bound": lambda r: number(r.get("bound")),
+    },
+    "embeddings": {
+        "method": label,
+        "time": lambda r: seconds(r.get("seconds")),
+        "/ exact": lambda r: number(r.get("ratio")),
+        "cosine": lambda r: f"{r['cosine']:.3f}",
+        "least": lambda r: f"{r['cosine_min']:.3f}",
+        "same nearest": lambda r: percent(r.get("recall_1")),
+    },
+    "compare_layer": {
+        "layer": lambda r: str(r.get("index")),
+        "true error": lambda r: number(r.get("error")),
+        "estimate": lambda r: number(r.get("estimate")),
+        "bound": lambda r: number(r.get("bound")),
+        "safe": lambda r: "yes" if r.get("safe") else "no",
+    },
+}
 
 
-def cells(record: Record) -> tuple[str, ...]:
-    """What a record shows in the terminal, in the order of HEADINGS."""
-    return (
-        f"{record['n']:,}",
-        label(record),
-        seconds(record["seconds"]),
-        number(record["ratio"]),
-        size(record["peak_bytes"]),
-        with_error(record["error"], record["error_se"]),
-        with_error(record["estimate"], record["estimate_se"]),
-    )
+def shown(records: Sequence[Record]) -> list[Table]:
+    """The rows so far; of a comparison the layers, without their heads. A line between lengths."""
+    rows = [record for record in records if is_shown(record)]
+    if not rows:
+        return []
+    columns = COLUMNS[str(rows[0]["kind"])]
+    sections = 1 if rows[0]["kind"] == "demo" else 0
+    return [
+        plain_table(columns, [[show(r) for show in columns.values()] for r in rows], sections=sections, broken="method")
+    ]
 
 
-def tables(records: Sequence[Record]) -> list[Table]:
-    """The rows so far, with a line between lengths."""
-    return [plain_table(HEADINGS, map(cells, records), sections=1, broken="method")]
+def is_shown(record: Record) -> bool:
+    """Has the record a row in the terminal?"""
+    return record["kind"] in COLUMNS and record.get("head") is None
+
+
+def identity(record: Record) -> object:
+    """What the later of two records replaces."""
+    return tuple(record.get(name) for name in ("kind", "n", "label", "layer", "head"))
 
 
 def line(record: Record) -> str:
     """A row that is complete, in one line."""
-    if record["seconds"] is None:
+    if not is_shown(record) or record.get("seconds", 0) is None:
         return ""
-    values = zip(HEADINGS[2:], cells(record)[2:], strict=True)
-    return f"  {label(record)}: " + ", ".join(f"{name} {value}" for name, value in values if value)
+    first = "layer" if record["kind"] == "compare_layer" else "method"
+    columns = COLUMNS[str(record["kind"])]
+    values = ((name, show(record)) for name, show in columns.items() if name not in (first, "n"))
+    name = f"layer {columns['layer'](record)}" if first == "layer" else label(record)
+    return f"  {name}: " + ", ".join(f"{heading} {value}" for heading, value in values if value)

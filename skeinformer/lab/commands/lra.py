@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from skeinformer.lab.console import hyphenated
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.prepare import ListOps, Pathfinder, prepare_store
@@ -57,6 +59,7 @@ POLL_SECONDS = 0.5
 FAILURE, LOG = "failure.jsonl", "log.txt"
 STUDIED_BATCHES, STUDIED_RATES = (0.5, 1, 2), (0.25, 1, 4)  # times the recipe's: nine runs, of which one is its own
 NOWHERE = Place("", "")
+LEAST = 24  # letters in a line of a name, at least
 LONGEST_NAME = 180  # of a cell's folder; file systems end at 255
 RUN_KEYS = ("recipe", "task", "method", "options", "seed", "overrides")  # what tells a run from others, in its records
 # what a result of another folder must agree in beside the names of its run: its fields, and those of the recipe
@@ -88,17 +91,23 @@ class Matrix:
 
     cells: list[Cell] = field(default_factory=list)
 
-    def table(self) -> Table:
-        """A row for each cell that has begun. In a narrow terminal names go on in the next line; nothing is cut."""
+    def table(self, width: int) -> Table:
+        """A row for each cell that has begun. Names that do not fit go on in the next line, behind a hyphen."""
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for title in ("state", "done", "accuracy"):
+        titles = ("state", "done", "accuracy")
+        for title in titles:
             table.add_column(title, no_wrap=True, justify="right" if title == "done" else "left")
         table.add_column("run", overflow="fold")
-        shown = [cell for cell in self.cells if cell.state != "waiting"][-30:]
-        for cell in shown:
+        rows = []
+        for cell in [cell for cell in self.cells if cell.state != "waiting"][-30:]:
             state = cell.place.stage if cell.state == "running" and cell.place.stage else cell.state
-            name = f"{cell.title}\n{cell.detail}" if cell.state == "failed" else cell.title
-            table.add_row(*map(Text, (state, cell.place.done, cell.accuracy, name)))
+            rows.append((cell, (state, cell.place.done, cell.accuracy)))
+        wide = [max(len(text) for text in column) for column in zip(titles, *(cells for _, cells in rows), strict=True)]
+        left = max(LEAST, width - sum(wide) - 2 * (len(wide) + 1))
+        for cell, cells in rows:
+            name = hyphenated(cell.title, left)
+            name += "\n" + textwrap.fill(cell.detail, left, break_on_hyphens=False) if cell.state == "failed" else ""
+            table.add_row(*map(Text, (*cells, name)))
         counts = {state: sum(cell.state == state for cell in self.cells) for state in ("done", "failed", "waiting")}
         table.caption = ", ".join(f"{count} {state}" for state, count in counts.items())
         return table
@@ -136,7 +145,9 @@ def run_lra(options: Lra, console: Console | None = None) -> tuple[Path, bool]:
     path = gather(options.out, known)
     failed = [cell.title for cell in matrix.cells if cell.state == "failed"]
     if failed:
-        console.print(f"{len(failed)} of {len(matrix.cells)} runs failed: {', '.join(failed)}", markup=False)
+        console.print(f"{len(failed)} of {len(matrix.cells)} runs failed:", markup=False)
+        for title in failed:
+            console.print(hyphenated(title, console.width - 2), markup=False, soft_wrap=True)
     return path, not failed
 
 
@@ -332,8 +343,8 @@ def close(cell: Cell) -> None:
 def show(matrix: Matrix, console: Console) -> Iterator[Callable[[], None]]:
     """A table that is kept up to date in a terminal, else a line when a cell starts or ends."""
     if console.is_terminal:
-        with Live(matrix.table(), console=console, refresh_per_second=4) as live:
-            yield lambda: live.update(matrix.table())
+        with Live(matrix.table(console.width), console=console, refresh_per_second=4) as live:
+            yield lambda: live.update(matrix.table(console.width))
     else:
         said: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""The demo's measurements: exact attention, V-mean and Skeinformer on pretrained queries, keys and values."""
+"""The demo's first measurement: exact and sketched attention on pretrained queries, keys and values."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,31 +27,60 @@ from skeinformer.registry import check_count
 
 
 class Contender(NamedTuple):
-    """A row of the demo: a name of METHODS, and its sizes where it has any."""
+    """A row of the demo: a name of METHODS, its budget and its other options where it has any."""
 
     method: str
     label: str
     budget: int | None = None
-    pilots: int | None = None
+    options: tuple[tuple[str, int | str], ...] = ()
+
+    @property
+    def fields(self) -> Record:
+        """What records say of it."""
+        options = ",".join(f"{name}={value}" for name, value in self.options)
+        return {"method": self.method, "options": options, "label": self.label, "budget": self.budget}
 
 
-def demo_records(
+EXACT = Contender("softmax", "Exact attention")
+FAST = Contender("cluster", "Cluster sketch, fast", 16)
+ACCURATE = Contender("cluster", "Cluster sketch, accurate", 128, (("quality", "accurate"),))
+FLOOR = Contender("vmean", "V-mean, the floor")  # every row the mean of the values: what no attention at all would do
+
+
+def contenders(budget: int, pilots: int) -> list[Contender]:
+    """Exact attention, Skeinformer, the cluster sketch in both qualities, and V-mean as the floor."""
+    check_count("budget", budget)
+    check_count("pilots", pilots)
+    return [EXACT, Contender("skeinformer", "Skeinformer", budget, (("num_pilots", pilots),)), FAST, ACCURATE, FLOOR]
+
+
+def common_fields(text: Path | str | None, model: str | None, seed: int) -> Record:
+    """What all records of a demo say: no folder of this machine."""
+    return {
+        "model": "MiniLM" if model is None else Path(model).name,
+        "text": "Python language reference" if text is None else Path(text).name,
+        "seed": seed,
+        "started": now(),
+        **machine(),
+    }
+
+
+def attention_records(
     *,
-    lengths: Sequence[int] = (1024, 4096, 16384),
+    lengths: Sequence[int],
     layer: int = 3,
     text: Path | str | None = None,
     model: str | None = None,
-    rounds: int = 5,
+    rounds: int = 3,
     budget: int = 256,
-    pilots: Sequence[int] = (256, 32),
+    pilots: int = 32,
     seed: int = 0,
     on_step: OnStep = silent,
 ) -> Iterator[Record]:
     """Measure every contender at every length, shortest first, and yield each row twice.
 
     First as soon as its memory and error are known, with None for its times; then complete, after the timed rounds.
-    `on_step` is called before each step. Takes about 12 times as long as exact
-    attention at the greatest length.
+    `on_step` is called before each step. Takes about 8 times as long as exact attention at the greatest length.
     """
     if not lengths:
         raise ValueError("lengths is empty; give at least one sequence length")
@@ -59,16 +88,7 @@ def demo_records(
         check_count("length", n)
     check_count("rounds", rounds)
     field = contenders(budget, pilots)
-    common: Record = {
-        "kind": "demo",
-        "model": "MiniLM" if model is None else model,
-        "text": "Python language reference" if text is None else Path(text).name,
-        "layer": layer,
-        "rounds": rounds,
-        "seed": seed,
-        "started": now(),
-        **machine(),
-    }
+    common: Record = {"kind": "demo", **common_fields(text, model, seed), "layer": layer, "rounds": rounds}
     lengths = sorted(lengths)
     work = sum(n * n for n in lengths)
     done = 0.0
@@ -82,15 +102,6 @@ def demo_records(
         for record in _measure(field, qkv, rounds, seed, step):
             yield {**common, **record}
         done += share
-
-
-def contenders(budget: int, pilots: Sequence[int]) -> list[Contender]:
-    """Exact attention, V-mean, and Skeinformer with each number of pilots."""
-    check_count("budget", budget)
-    for count in pilots:
-        check_count("pilots", count)
-    skeins = [Contender("skeinformer", f"Skeinformer with {count} pilots", budget, count) for count in pilots]
-    return [Contender("softmax", "exact attention"), Contender("vmean", "V-mean"), *skeins]
 
 
 @torch.no_grad()
@@ -113,16 +124,13 @@ def _measure(
         draws = torch.Generator(qkv[0].device).manual_seed(seed)
         runs[contender.label] = partial(module, *qkv, generator=draws)  # every call draws anew
         rows[contender.label] = {
-            "method": contender.method,
-            "label": contender.label,
-            "budget": contender.budget,
-            "pilots": contender.pilots,
+            **contender.fields,
             "n": qkv[0].shape[-2],
             "heads": qkv[0].shape[-3],
             "head_dim": qkv[0].shape[-1],
             **_memory_and_error(contender, module, runs[contender.label], qkv, exact, seed),
         }
-        yield {**rows[contender.label], **_times(None, None)}
+        yield {**rows[contender.label], **times(None, None)}
 
     def on_round(number: int, seconds: dict[str, list[float]]) -> None:
         if number < rounds:
@@ -131,11 +139,11 @@ def _measure(
     step(f"time, round 1 of {rounds}", (2 + len(field)) / steps)
     seconds = interleaved(runs, rounds, warmup=0, on_round=on_round)  # measuring memory has warmed up
     for contender in field:
-        yield {**rows[contender.label], **_times(seconds[contender.label], seconds[field[0].label])}
+        yield {**rows[contender.label], **times(seconds[contender.label], seconds[field[0].label])}
 
 
 def _build(contender: Contender, head_dim: int) -> Attention:
-    options: dict[str, Any] = {} if contender.pilots is None else {"num_pilots": contender.pilots}
+    options: dict[str, Any] = dict(contender.options)
     return build(contender.method, head_dim=head_dim, budget=contender.budget, **options).eval()
 
 
@@ -147,7 +155,7 @@ def _memory_and_error(
     exact: Tensor,
     seed: int,
 ) -> Record:
-    """Peak memory of a plain call; error of an output, over heads, and Skeinformer's own estimate for that output.
+    """Peak memory of a plain call; error of an output, over heads, and the method's own estimate for that output.
 
     The standard error of the true error is that of the mean over heads; the estimate's is propagated from its heads.
     """
@@ -170,7 +178,7 @@ def _memory_and_error(
     }
 
 
-def _times(seconds: Sequence[float] | None, reference: Sequence[float] | None) -> Record:
+def times(seconds: Sequence[float] | None, reference: Sequence[float] | None) -> Record:
     """Median and quartiles of the seconds, and of their ratio to exact attention in the same round."""
     if seconds is None or reference is None:
         return {**quartile_fields("seconds", None), **quartile_fields("ratio", None)}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Literal, NamedTuple
 
-from skeinformer.lab.measure.speed import crossover, growth_exponent
+from skeinformer.lab.measure.speed import crossover, faster_from, growth_exponent
 from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.figures import Panel, Series, Styles, grid_html
 from skeinformer.lab.report.format import (
@@ -56,10 +56,10 @@ SHOWS = {
 
 LEGEND = (
     "Times faster than SDPA: the time of torch's fused exact attention divided by the method's, median and quartiles "
-    "of rounds, taken round by round; above 1 the method is faster. Overtakes at: the length from which it stays "
-    "faster, interpolated on logarithmic axes. Grows as: the exponent a of time ~ n^a between the two greatest "
-    "lengths, per example. Peak: FLOPs per second as a share of a large matrix product's. In bold: the best method "
-    "shown at each n."
+    "of rounds, taken round by round; above 1 the method is faster. Faster than SDPA: the length from which it stays "
+    "faster, interpolated on logarithmic axes, where a shorter length was measured at which it was slower. Grows as: "
+    "the exponent a of time ~ n^a between the two greatest lengths, per example. Peak: FLOPs per second as a share of "
+    "a large matrix product's. In bold: the best method shown at each n, V-mean aside."
 )
 
 
@@ -167,7 +167,7 @@ def _table_html(rows: Sequence[Record], field: str) -> str:
     ]
     if field in ("ratio", "seconds"):
         columns += [
-            Column("overtakes at", lambda r: str(r.get("overtakes") or ""), field="crossover"),
+            Column("faster than SDPA", lambda r: str(r.get("overtakes") or ""), field="crossover"),
             Column("grows as", lambda r: f"n^{r['exponent']:.2f}" if r.get("exponent") else "", field="exponent"),
         ]
     largest = _largest(rows)
@@ -205,9 +205,8 @@ def _overtaking(points: Sequence[Record]) -> Record:
         return {}
     length = crossover([n for n, _ in known], [ratio for _, ratio in known])
     if length is None:
-        return {"overtakes": "never"}
-    always = length == known[0][0]
-    return {"crossover": length, "overtakes": "always" if always else f"{length:,.0f}"}
+        return {"overtakes": faster_from(*map(list, zip(*known, strict=True)))}
+    return {"crossover": length, "overtakes": faster_from(*map(list, zip(*known, strict=True)))}
 
 
 def _growth(points: Sequence[Record]) -> Record:

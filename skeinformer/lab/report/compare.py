@@ -7,16 +7,20 @@ from skeinformer.compare.format import between, cosine, count, number, percent
 from skeinformer.compare.record import Record, Value
 from skeinformer.compare.text import attends_by, of_comparison, sentences, shown_layer
 from skeinformer.lab.report.figures import Styles
-from skeinformer.lab.report.format import label, seconds
+from skeinformer.lab.report.format import label, real, seconds
+from skeinformer.lab.report.heat import heat_html
 from skeinformer.lab.report.page import Section
 from skeinformer.lab.report.tables import Column, attributes_html, boxed, table_html
 
-LAYER_COLUMNS = (
+METHOD_COLUMNS = (
     Column("method", label),
     Column("d", lambda r: count(r.get("budget")), field="budget"),
     Column("n", lambda r: count(r.get("n")), field="n"),
+)
+LAYER_COLUMNS = (
     Column("layer", shown_layer),
     Column("head", lambda r: "all" if r.get("head") is None else str(r.get("head")), field="head"),
+    *METHOD_COLUMNS,
     Column("true error", lambda r: number(r.get("error")), field="error"),
     Column("estimated error", lambda r: number(r.get("estimate")), field="estimate"),
     Column("bound", lambda r: number(r.get("bound")), field="bound"),
@@ -35,9 +39,9 @@ LAYER_COLUMNS = (
 )
 CHOSEN = Column("attends by", attends_by)
 MODEL_COLUMNS = (
+    *METHOD_COLUMNS,
     Column("model", lambda r: str(r.get("model"))),
     Column("text", lambda r: str(r.get("text"))),
-    *LAYER_COLUMNS[:3],
     Column("cosine", lambda r: cosine(r.get("cosine")), lambda r: _least(r.get("cosine_min")), "cosine", "high"),
     Column("cosine, pooled", lambda r: cosine(r.get("pooled_cosine")), field="pooled_cosine", best="high"),
     Column("change", lambda r: number(r.get("change")), field="change", best="low"),
@@ -74,23 +78,34 @@ LEGEND = (
 
 
 def compare_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
-    """The whole models, in sentences and a table; then a table of layers and heads for each."""
+    """The whole models, in sentences and a table; a map of layers and heads for each; then tables of both."""
     fields = frozenset({"label", "n", "model", "text"})
     wholes = [r for r in records if r.get("kind") == "compare_model"]
     html = "".join(
         f"<p{attributes_html(_data(record))}>{escape(' '.join(sentences(record, records)))}</p>\n" for record in wholes
     )
     if wholes:
-        table = table_html(wholes, MODEL_COLUMNS, contest=_input, data=_data, sortable=True)
+        alone = len(wholes) == 1  # then nothing is the best
+        columns = [column._replace(best=None) if alone else column for column in MODEL_COLUMNS]
+        table = table_html(wholes, columns, contest=_input, data=_data, sortable=True)
         html += f"<div class='holds'>{boxed(table)}</div>\n"
+    for whole in wholes:
+        if (own := [r for r in records if of_comparison(r, whole)]) and (tolerance := real(whole, "tolerance")):
+            html += f"<div{attributes_html(_data(whole))}>\n{heat_html(own, tolerance, heat_title(whole))}\n</div>\n"
     layers = [r for r in records if any(of_comparison(r, whole) for whole in wholes)]
     for heading in ("Layers", "Heads"):
         if rows := [r for r in layers if (r.get("head") is None) == (heading == "Layers")]:
-            columns = (*LAYER_COLUMNS, CHOSEN) if any(r.get("chosen") for r in rows) else LAYER_COLUMNS
-            table = table_html(rows, columns, contest=_input, data=_data, sortable=True)
-            html += f"<details{' open' if heading == 'Layers' else ''}><summary>{heading}</summary>\n"
+            shown = (*LAYER_COLUMNS, CHOSEN) if any(r.get("chosen") for r in rows) else LAYER_COLUMNS
+            table = table_html(rows, shown, contest=_input, data=_data, sortable=True)
+            html += f"<details><summary>All numbers: {heading.lower()}</summary>\n"
             html += f"<div class='holds'>{boxed(table)}</div>\n</details>\n"
     return [Section("A model, exact and sketched", f"{html}<p class='faint'>{escape(LEGEND)}</p>", fields, records)]
+
+
+def heat_title(whole: Record) -> str:
+    """What a map of errors shows."""
+    size = f" at d = {count(whole.get('budget'))}" if whole.get("budget") else ""
+    return f"{label(whole)}{size} in {whole.get('model')}, n = {count(whole.get('n'))}"
 
 
 def _least(value: Value) -> str:

@@ -17,9 +17,10 @@ LEGEND = (
     "Cosine: between the embedding of a passage by exact and by sketched attention; mean and least over passages. "
     "Recall at k: which share of the k nearest other passages is the same where all are embedded by the sketch. "
     "Time / exact: of the whole model, forward, median and quartiles of rounds in which all methods take turns. The "
-    "positions that the model was trained with begin again along a passage; nothing was retrained. Lines in figures "
-    "are means over seeds. In bold: the best."
+    "positions that the model was trained with begin again along a passage; nothing was retrained. In bold: "
+    "the best, V-mean aside."
 )
+DRAWN = "Lines are means over seeds."
 
 
 class Setting(NamedTuple):
@@ -37,19 +38,23 @@ def embedding_sections(records: Sequence[Record], styles: Styles) -> list[Sectio
     rows = latest(records)
     several = [name for name in ("seed", "threads") if len(distinct(rows, name)) > 1]
     columns = (
-        Column("model", lambda r: str(r.get("model") or "")),
-        Column("n", lambda r: count(r.get("n")), field="n"),
-        Column("passages", lambda r: count(r.get("passages")), field="passages"),
         Column("method", label),
         Column("d", lambda r: str(r.get("budget") or ""), field="budget"),
+        Column("n", lambda r: count(r.get("n")), field="n"),
+        Column("passages", lambda r: count(r.get("passages")), field="passages"),
         *(Column(name, lambda r, name=name: count(r.get(name)), field=name) for name in several),  # type: ignore[misc]
         Column("cosine", lambda r: number(r.get("cosine")), _least, "cosine", "high"),
         Column("recall at 1", lambda r: number(r.get("recall_1")), field="recall_1", best="high"),
+        Column("recall at 3", lambda r: number(r.get("recall_3")), field="recall_3", best="high"),
         Column("recall at 10", lambda r: number(r.get("recall_10")), field="recall_10", best="high"),
         spread_column("a passage", "seconds", seconds),
         spread_column("time / exact", "ratio", number, "low"),
+        Column("model", lambda r: str(r.get("model") or "")),
     )
-    html = f"{grid_html(embedding_panels(rows), styles)}\n{simple_table(rows, columns, LEGEND)}"
+    panels = embedding_panels(rows)
+    lines = any(len(line.x) > 1 for panel in panels for line in panel.series)
+    drawn = f"<p class='faint'>{DRAWN}</p>\n{grid_html(panels, styles)}" if lines else ""
+    html = f"{drawn}\n{simple_table(rows, columns, LEGEND)}"
     return [Section("Embeddings of long passages", html, FIELDS, records)]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.records import Record
+from skeinformer.lab.report.families import FAMILIES
 from skeinformer.lab.report.format import REFERENCE, label
 from skeinformer.lab.report.names import LABEL, extent, name_lines, wrapped
 from skeinformer.lab.report.svg import INK, drawing, stand_alone, svg_element
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-COLORS = ("#e69f00", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#0072b2")  # Okabe and Ito: safe for the colour-blind
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # as many as share no divisor with the colours: 42 pairs
+# of all methods but the two of FAMILIES; after Okabe and Ito: safe for the colour-blind
+COLORS = ("#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#8a8f98")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # as many as share no divisor with the colours: 35 pairs
+OWN_MARKERS = {"skeinformer": "o", "cluster": "s"}  # of the two with their default options
 # the methods of the paper's Figure 1 look the same on every page
 FIGURE_1 = {
-    "skeinformer": ("#d55e00", "o"),
-    "informer": ("#0072b2", "s"),
+    "skeinformer": (FAMILIES["skeinformer"], OWN_MARKERS["skeinformer"]),
+    "informer": ("#e69f00", "v"),
     "vmean": ("#cc79a7", "D"),
     "linformer": ("#009e73", "^"),
 }
-VARIANTS = COLORS[0]  # Skeinformer with options
-THICK = ("skeinformer", "cluster")  # drawn thick, whatever their options
 PANEL = (4.6, 3.5)  # inches
 PNG_DOTS = 160  # per inch
 MARKS = 8  # of a line, about: on a longer one not every point has a mark
@@ -75,22 +76,35 @@ class Panel(NamedTuple):
 
 
 def method_styles(records: Iterable[Record]) -> dict[str, Style]:
-    """A style for each label, different from the others up to some thirty; exact attention is ink, SDPA dashed."""
+    """A style for each label, different from the others up to some thirty; exact attention is ink, SDPA dashed.
+
+    The cluster sketch and Skeinformer have one colour each, with any options: those differ in their marks, and are
+    dashed where there are more of them than marks.
+    """
     methods = {label(r): (str(r.get("method")), str(r.get("options") or "")) for r in records}
     pairs = [(COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i in range(len(COLORS) * len(MARKERS))]
-    variants = cycle(pair for pair in pairs if pair[0] == VARIANTS)
-    others = cycle(pair for pair in pairs if pair[0] != VARIANTS and pair not in FIGURE_1.values())
+    others = cycle(pair for pair in pairs if pair not in FIGURE_1.values())
+    variants = {name: cycle(_variants(name)) for name in FAMILIES}
+    plain = {method for method, options in methods.values() if not options}
     styles: dict[str, Style] = {}
     for name, (method, options) in methods.items():
         if method in (REFERENCE, "sdpa"):
             styles[name] = Style(INK, "o", dashed=method == "sdpa")
+        elif method in FAMILIES:
+            own = Style(FAMILIES[method], OWN_MARKERS[method], thick=True)
+            varied = own in styles.values() or (options and method in plain)
+            styles[name] = next(variants[method]) if varied else own
         elif method in FIGURE_1 and not options:
             styles[name] = Style(*FIGURE_1[method], thick=True)
-        elif method in THICK:
-            styles[name] = Style(*next(variants), thick=True)
         else:
             styles[name] = Style(*next(others))
     return styles
+
+
+def _variants(name: str) -> list[Style]:
+    """How a method of FAMILIES is drawn with options."""
+    marks = [marker for marker in MARKERS if marker != OWN_MARKERS[name]]
+    return [Style(FAMILIES[name], marker, thick=True, dashed=dashed) for dashed in (False, True) for marker in marks]
 
 
 def figure_html(panel: Panel, styles: Styles) -> str:

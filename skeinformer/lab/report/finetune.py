@@ -27,24 +27,24 @@ LEGEND = (
     "Accuracy: on held-out reviews of at least so many tokens, the same for all; mean over seeds, and the 95 % "
     "interval of a share of that many answers. Training and test have the same attention. Training: all steps, median "
     "over seeds. Step / exact: a training step as a share of one with exact attention, median and quartiles of rounds "
-    "in which all methods take turns. In bold: the best approximation."
+    "in which all methods take turns. In bold: the best approximation, V-mean aside."
 )
 
 
 def finetune_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
     """One row for each method and d, over its seeds."""
     columns = (
-        Column("model", lambda r: str(r.get("model") or "")),
-        Column("text", lambda r: str(r.get("text") or "")),
-        Column("n", lambda r: count(r.get("n")), field="n"),
         Column("method", label),
         Column("d", lambda r: str(r.get("budget") or ""), field="budget"),
+        Column("n", lambda r: count(r.get("n")), field="n"),
         Column("steps", lambda r: count(r.get("steps")), lambda r: f"batch {r.get('batch')}", "steps"),
         Column("seeds", lambda r: count(r.get("seeds")), field="seeds"),
         Column("accuracy", lambda r: percent(r.get("test_accuracy")), _interval, "test_accuracy", "high"),
         Column("test reviews", lambda r: count(r.get("test_examples")), _least_tokens, "test_examples"),
         Column("training", lambda r: seconds(r.get("seconds")), field="seconds", best="low"),
         spread_column("step / exact", "ratio", number, "low"),
+        Column("model", lambda r: str(r.get("model") or "")),
+        Column("text", lambda r: str(r.get("text") or "")),
     )
     html = simple_table(over_seeds(records), columns, LEGEND)
     return [Section("Fine-tuning on long reviews", html, frozenset({"label"}), records)]

@@ -12,6 +12,7 @@ __all__ = [
     "count",
     "distinct",
     "is_approximation",
+    "is_rival",
     "label",
     "listed",
     "microseconds",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 REFERENCE = "softmax"  # the method that the others approximate
+FLOOR = "vmean"  # gives every row the mean of the values, whatever the queries: what any method must beat
 ROUNDING = 1e-4  # an error below is one of float32 arithmetic
 
 
@@ -76,6 +78,11 @@ def is_approximation(record: Record) -> bool:
     """Is the record of a method that approximates exact attention, and not of exact attention itself?"""
     row = METHODS.get(str(record.get("method")))
     return row is None or row.exact_from != 0
+
+
+def is_rival(record: Record) -> bool:
+    """May the record's method be called the best? Exact attention may not, nor V-mean: it is the floor of a table."""
+    return is_approximation(record) and record.get("method") != FLOOR
 
 
 def label(record: Record) -> str:

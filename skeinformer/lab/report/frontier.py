@@ -23,6 +23,7 @@ class Point(NamedTuple):
     time: float  # as a share of the exact kernel's
     error: float
     ours: bool = False
+    method: str = ""
 
     def beats(self, other: "Point") -> bool:
         """Is it as fast and as accurate, and one of the two is better?"""
@@ -34,9 +35,9 @@ class Point(NamedTuple):
 
 EXACT_POINT = Point("exact (SDPA)", None, 1.0, 0.0)
 COLUMNS = (
-    Column("time / SDPA", lambda r: number(r["time"])),
+    Column("time / SDPA", lambda r: number(r["time"]), field="time"),
     Column("method", lambda r: str(r["point"])),
-    Column("relative spectral error", lambda r: number(r["error"])),
+    Column("relative spectral error", lambda r: number(r["error"]), field="error"),
 )
 
 
@@ -47,7 +48,8 @@ def approximations(rows: Iterable[Record], direction: str) -> list[Point]:
         time, error, budget = real(row, f"{direction}_ratio"), real(row, "spectral_relative"), real(row, "budget")
         if time is not None and error is not None and is_approximation(row):
             size = None if budget is None else int(budget)
-            found.append(Point(label(row), size, time, error, row.get("method") == JUDGED))
+            method = str(row.get("method"))
+            found.append(Point(label(row), size, time, error, method == JUDGED, method))
     return found
 
 
@@ -118,7 +120,10 @@ def frontier_markdown(field: Sequence[Point]) -> str:
 
 
 def _rows(field: Sequence[Point]) -> list[Record]:
-    return [{"time": point.time, "error": point.error, "point": str(point)} for point in frontier(field)]
+    return [
+        {"time": point.time, "error": point.error, "point": str(point), "method": point.method}
+        for point in frontier(field)
+    ]
 
 
 def _place(point: Point) -> str:

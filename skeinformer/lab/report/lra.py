@@ -168,7 +168,7 @@ def other_tables(records: Sequence[Record]) -> list[Table]:
         mine = [run for run in others if of_recipe(run, recipe)]
         rows = []
         for group in grouped(mine, lambda run: run_key(run, names)).values():
-            what: Record = {name: group[-1].get(name) for name in ("label", "task", "overrides", "data")}
+            what: Record = {name: group[-1].get(name) for name in ("label", "method", "task", "overrides", "data")}
             rows.append({**what, **summary(group)})
         columns = [
             Column("method", label),

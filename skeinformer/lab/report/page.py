@@ -52,11 +52,18 @@ FILTERS = (
     Filter("layer", "layer"),
     Filter("mode", "speed of", lambda value: "with backward" if value == "both" else str(value)),
 )
+MOST = 8  # commands in the footer
+FEW = 4  # methods that need no filter
 LARGEST, ALL = "largest", "all"  # choices of the sample size beside the sizes themselves
 
 
-def page_html(records: Sequence[Record], sections: Sequence[Section], styles: Styles, title: str) -> str:
-    """The page. A section has a heading where there are several; there are filters where a section can be filtered."""
+def page_html(
+    records: Sequence[Record], sections: Sequence[Section], styles: Styles, title: str, lede: Sequence[str] = ()
+) -> str:
+    """The page; `lede` are the sentences below its title.
+
+    A section has a heading where there are several. There are filters where there is much to choose.
+    """
     filters = filters_html(sections, styles)
     script = f"<script>{SCRIPT}</script>" if filters else ""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
@@ -65,6 +72,7 @@ def page_html(records: Sequence[Record], sections: Sequence[Section], styles: St
         policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         style=STYLE,
         title=escape(title),
+        lede="".join(f"<p class='lede'>{escape(sentence)}</p>\n" for sentence in lede),
         layout="filtered" if filters else "plain",
         filters=filters,
         sections="\n".join(_section_html(section, several) for section in sections),
@@ -74,13 +82,14 @@ def page_html(records: Sequence[Record], sections: Sequence[Section], styles: St
 
 
 def filters_html(sections: Sequence[Section], styles: Styles) -> str:
-    """A fieldset for each field of which there are several values; the methods' is the legend of all figures too."""
+    """A fieldset for each field of which there are several values; the methods' is the legend of all figures too.
+
+    Nothing where no field has several, no figure needs a legend, and the methods are few.
+    """
 
     def records(field: str) -> list[Record]:
         return [record for section in sections if field in section.fields for record in section.records]
 
-    if not any(section.fields for section in sections):
-        return ""
     parts = []
     for field, heading, show in FILTERS:
         values = distinct(records(field), field)
@@ -92,6 +101,9 @@ def filters_html(sections: Sequence[Section], styles: Styles) -> str:
         choices = {LARGEST: "the largest", ALL: "all", **{str(size): str(size) for size in sizes}}
         select = select_html("budget", choices, "sample size d")
         parts.append(f"<fieldset class='control'><legend>sample size d in tables</legend>{select}</fieldset>")
+    drawn = any(section.fields and "<g data-label" in section.html for section in sections)
+    if not parts and not drawn and len(distinct(records("label"), "label")) <= FEW:
+        return ""
     parts.append(_methods_html(records("label"), styles))
     form = f"<form>\n{''.join(parts)}\n</form>"
     return f"<aside><details open><summary>Filters and legend</summary>\n{form}</details></aside>"
@@ -105,16 +117,26 @@ def select_html(field: str, choices: Mapping[str, str], heading: str) -> str:
 
 
 def footer_html(records: Sequence[Record]) -> str:
-    """How the records were made."""
-    items = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in made_by(records).items())
-    return f"<dl>{''.join(items)}</dl>"
+    """How the records were made; the commands as a block, a line each."""
+    made = {name: text for name, text in made_by(records).items() if name != "command"}
+    items = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in made.items())
+    commands = [str(command) for command in distinct(records, "command")]
+    block = command_html(commands[:MOST]) if commands else ""
+    block += f"\n<p>and {len(commands) - MOST} more</p>" if len(commands) > MOST else ""
+    return f"<h2>How this was made</h2>\n<dl>{''.join(items)}</dl>\n{block}"
+
+
+def command_html(lines: Sequence[str]) -> str:
+    """Commands, or lines of code, as a block that one click selects."""
+    return f"<pre><code>{escape(chr(10).join(lines))}</code></pre>"
 
 
 def made_by(records: Sequence[Record]) -> dict[str, str]:
     """Settings, machine, versions, commit and command; several values where the records differ."""
     items = {}
     for name in (*SETTINGS, *RUNS, *MACHINE):
-        values = distinct(records, name)
+        # what `compare` calls a layer is its name
+        values = distinct((r for r in records if name != "layer" or r.get("kind") != "compare_layer"), name)
         if name == "started" and len(values) > 2:
             text = f"{min(map(str, values))} to {max(map(str, values))}"
         else:

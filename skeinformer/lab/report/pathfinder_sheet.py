@@ -9,14 +9,15 @@ import numpy as np
 
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.pathfinder import Drawing, draw_image
-from skeinformer.lab.report.figures import COLORS, PNG_DOTS
+from skeinformer.lab.report.families import FAMILIES
+from skeinformer.lab.report.figures import PNG_DOTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROWS, PAIRS = 4, 3  # an image and its paddles are a pair
 PANEL = 1.5  # inches
-SNAKES = (COLORS[3], COLORS[5])
+SNAKES = (FAMILIES["skeinformer"], FAMILIES["cluster"])
 DISTRACTOR, DISK = "#a0a0a0", "#202020"
 TITLES = ("0: two snakes", "1: one snake")  # by label
 

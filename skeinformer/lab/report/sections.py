@@ -8,7 +8,7 @@ from skeinformer.lab.records import Record
 from skeinformer.lab.report.approx import approx_sections
 from skeinformer.lab.report.bench import bench_sections, peer_sections, process_sections, step_sections
 from skeinformer.lab.report.compare import compare_sections
-from skeinformer.lab.report.demo import demo_sections
+from skeinformer.lab.report.demo import demo_sections, headline, next_section
 from skeinformer.lab.report.embeddings import embedding_sections
 from skeinformer.lab.report.figures import Styles, method_styles
 from skeinformer.lab.report.finetune import finetune_sections
@@ -19,6 +19,9 @@ from skeinformer.lab.report.page import Section, page_html
 # a kind of record -> the function of all records that share it, and of the methods' styles
 SECTIONS: dict[str, Callable[[Sequence[Record], Styles], list[Section]]] = {
     "demo": demo_sections,
+    "embeddings": embedding_sections,
+    "compare_model": compare_sections,
+    "compare_layer": compare_sections,
     "approx": approx_sections,
     "approx_summary": approx_sections,
     "approx_time": approx_sections,
@@ -28,11 +31,11 @@ SECTIONS: dict[str, Callable[[Sequence[Record], Styles], list[Section]]] = {
     "bench_step": step_sections,
     "bench_processes": process_sections,
     **dict.fromkeys(LRA_KINDS, lra_sections),
-    "compare_model": compare_sections,
-    "compare_layer": compare_sections,
-    "embeddings": embedding_sections,
     "finetune": finetune_sections,
 }
+
+
+DEMO_KINDS = {"demo", "embeddings", "compare_model", "compare_layer"}
 
 
 def write_report(records: Sequence[Record], path: Path | str, title: str) -> Path:
@@ -46,7 +49,14 @@ def write_report(records: Sequence[Record], path: Path | str, title: str) -> Pat
         kinds = {kind for kind, other in SECTIONS.items() if other is function}
         if found := [record for record in records if record.get("kind") in kinds]:
             sections += function(found, styles)
-    return write_whole(page_html(records, sections, styles, title), Path(path))
+    lede = []
+    found_kinds = {record.get("kind") for record in records}
+    if "demo" in found_kinds:
+        lede = headline(records)
+        sections.append(next_section())
+    if "demo" in found_kinds <= DEMO_KINDS:  # read from top to bottom, without filters
+        sections = [section._replace(fields=frozenset()) for section in sections]
+    return write_whole(page_html(records, sections, styles, title, lede), Path(path))
 
 
 def check_kinds(records: Sequence[Record], where: Path | str = "the records") -> None:

@@ -6,7 +6,8 @@ from html import escape
 from typing import Literal, NamedTuple
 
 from skeinformer.lab.records import Record, Value
-from skeinformer.lab.report.format import between, is_approximation, label, real
+from skeinformer.lab.report.families import family
+from skeinformer.lab.report.format import between, is_rival, label, real
 
 
 class Column(NamedTuple):
@@ -28,30 +29,34 @@ def table_html(
     columns: Sequence[Column],
     *,
     contest: Callable[[Record], object] = lambda record: None,
-    rival: Callable[[Record], bool] = is_approximation,
+    rival: Callable[[Record], bool] = is_rival,
     data: Callable[[Record], Mapping[str, str]] = lambda record: {},
     sortable: bool = False,
 ) -> str:
     """A row per record. In bold: the best of the rivals for which `contest` has the same value.
 
-    `data` gives a row's data attributes. A `sortable` table is sorted by a click on a heading, where scripts run, and
-    then its bold values are the best of the rows that the filters leave.
+    A column in which no record shows anything is left out. The cells of a column "method" carry the name of the
+    method's family, for its colour. `data` gives a row's data attributes. A `sortable` table is sorted by a click on a
+    heading, where scripts run, and then its bold values are the best of the rows that the filters leave.
     """
     records = list(records)
+    columns = [column for column in columns if any(column.show(record) for record in records)]
     head = "".join(_heading(column) for column in columns)
     rows = []
-    for record in records:
+    for i, record in enumerate(records):
         rivals = [r for r in records if rival(r) and contest(r) == contest(record)] if rival(record) else []
         cells = (_cell(record, column, rivals) for column in columns)
         attributes = {**data(record), **({"rival": ""} if sortable and rival(record) else {})}
-        rows.append(f"<tr{attributes_html(attributes)}>{''.join(cells)}</tr>")
+        group = not sortable and i > 0 and contest(record) != contest(records[i - 1])
+        kind = " class='group'" if group else ""
+        rows.append(f"<tr{kind}{attributes_html(attributes)}>{''.join(cells)}</tr>")
     body = "\n".join(rows)
     kind = " class='sortable'" if sortable else ""
     return f"<table{kind}>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def table_markdown(
-    records: Iterable[Record], columns: Sequence[Column], *, rival: Callable[[Record], bool] = is_approximation
+    records: Iterable[Record], columns: Sequence[Column], *, rival: Callable[[Record], bool] = is_rival
 ) -> str:
     """The same as markdown, of one contest: a first column of names, the others to the right."""
     records = list(records)
@@ -102,20 +107,27 @@ def boxed(table: str, heading: str = "", data: Mapping[str, str] = {}, note: str
     """The table in a box of its own that scrolls sideways where the screen is narrow, under a heading and a note."""
     title = f"<h3>{escape(heading)}</h3>\n" if heading else ""
     title += f"<p class='faint'>{escape(note)}</p>\n" if note else ""
-    return f'<div{attributes_html(data)}>\n{title}<div class="scroll" tabindex="0">\n{table}\n</div>\n</div>'
+    return (
+        f'<div{attributes_html(data)}>\n{title}<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(heading or "table")}">\n{table}\n</div>\n</div>'
+    )
 
 
 def _heading(column: Column) -> str:
     data = {**column.data, **({"best": column.best} if column.best else {})}
-    return f"<th scope='col'{attributes_html(data)}>{escape(column.heading)}</th>"
+    kind = " class='word'" if column.field is None else ""
+    return f"<th scope='col'{kind}{attributes_html(data)}>{escape(column.heading)}</th>"
 
 
 def _cell(record: Record, column: Column, rivals: Sequence[Record]) -> str:
     text, detail = escape(column.show(record)), escape(column.detail(record))
     value = _value(record, column)
     data = attributes_html({**column.data, **({} if value is None else {"value": f"{value:.6g}"})})
-    best = " class='best'" if _is_best(value, rivals, column) else ""
-    return f"<td{best}{data}>{text}{f'<small>{detail}</small>' if detail else ''}</td>"
+    own = family(record) if column.heading == "method" else ""
+    kinds = ["word"] if column.field is None else ["best"] if _is_best(value, rivals, column) else []
+    kinds += [own] if own else []
+    kind = f" class='{' '.join(kinds)}'" if kinds else ""
+    return f"<td{kind}{data}>{text}{f'<small>{detail}</small>' if detail else ''}</td>"
 
 
 def _value(record: Record, column: Column) -> float | None:

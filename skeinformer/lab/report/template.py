@@ -2,23 +2,39 @@
 
 from string import Template
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --line: #d0d7de; --faint: #57606a;
-  --mark: #fff3c4; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --paper: #0f1318; --line: #30363d; --faint: #9aa5b1; --mark: #3d3413; }
-}
+from skeinformer.lab.report.families import FAMILIES
+
+LIGHT = "--ink: #1b1f24; --paper: #ffffff; --tint: #f5f7f9; --line: #d8dee4; --faint: #57606a; --mark: #fff3c4;"
+DARK = "--ink: #e6edf3; --paper: #0f1318; --tint: #181e25; --line: #30363d; --faint: #9aa5b1; --mark: #3d3413;"
+# a method's own colour is a bar before its name
+FAMILY_STYLE = "\n".join(
+    f"td.{name} {{ box-shadow: inset 4px 0 0 {color}; font-weight: 600; }}" for name, color in FAMILIES.items()
+)
+
+STYLE = (
+    f"""
+:root {{ color-scheme: light dark; {LIGHT} --shade: #1b1f2440; }}
+@media (prefers-color-scheme: dark) {{ :root {{ {DARK} --shade: #000000b0; }} }}
+"""
+    + """
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1rem; max-width: 66rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; line-height: 1.25; }
-h2 { font-size: 1.25rem; line-height: 1.25; margin: 2.5rem 0 .5rem; }
-h3 { font-size: 1rem; margin: 1.5rem 0 .25rem; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0 auto; padding: 2rem 1.25rem 3rem; max-width: 66rem; background: var(--paper); color: var(--ink);
+  font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: break-word; }
+h1 { font-size: clamp(1.5rem, 1.1rem + 1.6vw, 2.1rem); line-height: 1.2; letter-spacing: -.012em; margin: 0 0 1rem;
+  max-width: 28em; text-wrap: balance; }
+h2 { font-size: 1.3rem; line-height: 1.25; margin: 0 0 .75rem; }
+h3 { font-size: 1rem; margin: 1.75rem 0 .25rem; }
+p, ul, figcaption { max-width: 46rem; }
+.lede { font-size: 1.15rem; line-height: 1.5; margin: 0 0 1rem; }
 main { min-width: 0; }
+section { margin: 0 0 1rem; }
+section + section, footer { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1.75rem; }
 figure { margin: 0; min-width: 0; }
-figure.wide { margin: 1.5rem 0; max-width: 40rem; }
+figure.wide { margin: 1.5rem 0; max-width: 38rem; }
+.columns { margin-top: 2rem; }
 figcaption { font-size: .875rem; }
-.grid { display: grid; gap: 1.25rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr));
+.grid { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr));
   margin: 1rem 0; }
 .grid figure { max-width: 36rem; }
 svg { display: block; width: 100%; height: auto; color: var(--ink); }
@@ -26,32 +42,56 @@ svg * { stroke-linejoin: round; stroke-linecap: butt; }
 svg text { font-family: system-ui, sans-serif; }
 svg [data-label] text { paint-order: stroke; stroke: var(--paper); stroke-width: 3px; stroke-linejoin: round; }
 svg.swatch { display: inline-block; width: 2rem; height: .8rem; margin-right: .4rem; flex: none; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:nth-child(2), td:nth-child(2), .sortable :is(th, td):first-child { text-align: left; }
-.sortable :is(th, td):nth-child(2) { text-align: right; }
+/* a shadow at an edge behind which a table goes on; paper that moves with the table covers it at the end */
+.scroll { overflow-x: auto; margin: .75rem 0; scrollbar-width: thin; background:
+  linear-gradient(to right, var(--paper) 50%, transparent) left / 3rem 100% no-repeat local,
+  linear-gradient(to left, var(--paper) 50%, transparent) right / 3rem 100% no-repeat local,
+  linear-gradient(to right, var(--shade), transparent) left / 1.25rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--shade), transparent) right / 1.25rem 100% no-repeat scroll; }
+.scroll:focus-visible, summary:focus-visible { outline: 2px solid; outline-offset: 2px; }
+table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums; white-space: nowrap;
+  font-size: .9rem; line-height: 1.4; }
+th, td { padding: .4rem .7rem; border-bottom: 1px solid var(--line); text-align: right; }
+thead th { border-bottom: 2px solid var(--line); color: var(--faint); font-weight: 600; font-size: .8rem; }
+:is(th, td).word { text-align: left; }
+:is(th, td):first-child { position: sticky; left: 0; z-index: 1; background: var(--paper); white-space: normal;
+  min-width: 5rem; max-width: min(15rem, 38vw); border-right: 1px solid var(--line); }
 th { white-space: normal; vertical-align: bottom; }
 td { vertical-align: top; }
 td small { display: block; }
 td.best { font-weight: 700; background: var(--mark); }
 td.best small { font-weight: 400; }
-.sortable { font-size: .875rem; }
+tr.group > * { border-top: 2px solid var(--line); }
+.sortable { font-size: .85rem; }
 :is(th, td)[data-published] { color: var(--faint); font-weight: 400; }
-.sortable :is(th, td):first-child { position: sticky; left: 0; background: var(--paper); max-width: 12rem;
-  white-space: normal; }
 .sortable td small { font-size: .75rem; }
+"""
+    + FAMILY_STYLE
+    + """
+.heat { border-spacing: 2px; }
+.heat :is(th, td) { border: 0; padding: .35rem .45rem; font-size: .8rem; }
+.heat tbody td:not(.word) { border-radius: .2rem; min-width: 3rem; text-align: center; }
+.heat :is(th, td):first-child { border-right: 0; }
+.heat thead th:not(.word) { text-align: center; }
+.heat td.whole { font-weight: 700; }
+.scale { display: flex; flex-wrap: wrap; gap: .25rem; font-size: .8rem; align-items: center; margin: .5rem 0; }
+.scale span { padding: .1rem .5rem; border-radius: .2rem; }
+pre { margin: .5rem 0; padding: .75rem 1rem; background: var(--tint); border: 1px solid var(--line);
+  border-radius: .4rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; line-height: 1.5; }
+pre code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; user-select: all; }
 th button { all: unset; cursor: pointer; }
 th button:focus-visible { outline: 2px solid; outline-offset: 2px; }
 th[aria-sort=ascending] button::after { content: " \\2191"; }
 th[aria-sort=descending] button::after { content: " \\2193"; }
 .faint, small, footer { color: var(--faint); font-size: .875rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; }
+footer h2 { color: var(--ink); font-size: 1rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1.25rem; margin: 0 0 1rem; }
+dt { font-weight: 600; }
 dd { margin: 0; overflow-wrap: anywhere; }
 ul { padding-left: 1.25rem; }
+summary { cursor: pointer; padding: .25rem 0; font-weight: 600; }
 .filtered { max-width: 100rem; }
 .filtered > .columns { display: grid; gap: 0 2rem; grid-template-columns: 100%; }
-aside summary { font-weight: 600; cursor: pointer; padding: .25rem 0; }
 fieldset { border: 1px solid var(--line); border-radius: .4rem; margin: 0 0 .75rem; padding: .25rem .6rem .4rem;
   min-width: 0; display: flex; flex-wrap: wrap; gap: 0 .9rem; font-size: .875rem; }
 fieldset label { display: flex; align-items: center; padding: .1rem 0; }
@@ -65,12 +105,37 @@ button, select { font: inherit; color: inherit; }
   aside { position: sticky; top: 0; align-self: start; max-height: 100vh; overflow-y: auto; padding: .5rem 0; }
   fieldset.methods { display: block; }
 }
+@media (max-width: 30rem) {
+  body { padding: 1.25rem 1rem 2rem; }
+  dl { grid-template-columns: 100%; }
+  dd { margin: 0 0 .4rem; }
+}
 html:not(.js) .control { display: none; }
 .off { display: none !important; }
 .dim { opacity: .12; }
 .holds.nothing::after { content: "Nothing to show with these filters."; color: var(--faint); }
-@media print { aside { display: none; } }
 """
+    + f"@media print {{ :root {{ color-scheme: light; {LIGHT} }} }}\n"
+    + """
+@media print {
+  @page { margin: 14mm; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  body { max-width: none; padding: 0; font-size: 10pt; }
+  aside { display: none; }
+  .filtered > .columns { display: block; }
+  .grid { grid-template-columns: 1fr 1fr; }
+  .scroll { overflow: visible; background: none; }
+  table, .sortable { font-size: 6.5pt; white-space: normal; width: 100%; overflow-wrap: anywhere; }
+  thead th { font-size: inherit; }
+  th, td, .heat :is(th, td) { padding: .15rem .2rem; min-width: 0; font-size: inherit; }
+  .heat tbody td:not(.word) { min-width: 0; }
+  :is(th, td):first-child { position: static; max-width: none; min-width: 0; }
+  td small, .sortable td small { font-size: 5.5pt; }
+  figure, tr, pre { break-inside: avoid; }
+  h2, h3 { break-after: avoid; }
+}
+"""
+)
 
 SCRIPT = r"""
 "use strict";
@@ -201,7 +266,7 @@ PAGE = Template("""<!DOCTYPE html>
 </head>
 <body class="$layout">
 <h1>$title</h1>
-<div class="columns">
+$lede<div class="columns">
 $filters
 <main>
 $sections

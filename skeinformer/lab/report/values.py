@@ -16,7 +16,7 @@ NAMES = {
     seed layer head trial best_step min_tokens examples_seen
 """,
     "share": """
-    test_accuracy valid_accuracy majority recall_1 recall_10
+    test_accuracy valid_accuracy majority recall_1 recall_3 recall_10
 """,
     "amount": """
     seconds cpu_seconds seconds_total seconds_per_thousand_steps step_seconds peer_seconds

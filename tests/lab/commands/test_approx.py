@@ -21,11 +21,11 @@ from rich.console import Console
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
-from skeinformer.lab.commands.approx import Approx, as_experiment, default_methods, result_rows, run_approx
+from skeinformer.lab.commands.approx import Approx, as_experiment, default_methods, result_blocks, run_approx, show
 from skeinformer.lab.console import progress
 from skeinformer.lab.measure.approx import KEYS, cases
 from skeinformer.lab.measure.pretrained import minilm_folder
-from skeinformer.lab.records import key_of, read
+from skeinformer.lab.records import Record, key_of, read
 from skeinformer.sketch import SKETCHES
 
 try:
@@ -133,14 +133,44 @@ def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path: Path) ->
             assert whole[key_of(record, (*KEYS, "trial"))] == pytest.approx(record["spectral"], rel=1e-5)
 
 
-def test_times_of_the_first_layer_stand_beside_the_errors_of_all(tmp_path: Path) -> None:
+def test_times_of_the_first_layer_serve_all(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     options = Approx(**{**TINY, "lengths": (32,), "methods": ("vmean",), "trials": 1}, layers=(0, 2), records=file)
     run_approx(options, console())
-    rows = list(result_rows(as_experiment(options), read(file)))
-    assert [row[2] for row in rows] == ["0", "2"] * 2
-    assert len({row[-1] for row in rows}) == 1
-    assert float(rows[0][-1]) > 0
+    blocks = result_blocks(as_experiment(options), read(file))
+    kinds = [block.title.partition(":")[0] for block in blocks]
+    assert kinds == ["Relative spectral error"] * 4 + ["Forward time / SDPA's"]
+    assert [block.title.split(", ")[2] for block in blocks[:4]] == ["layer 0", "layer 2"] * 2
+    assert blocks[-1].headings == ("method", "any d")
+    assert float(blocks[-1].rows[0][1]) > 0
+
+
+BUDGETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@pytest.mark.parametrize("budgets", [BUDGETS[:6], BUDGETS], ids=len)
+def test_every_d_is_shown_in_80_columns_and_no_word_is_broken(budgets: tuple[int, ...]) -> None:
+    options = Approx(lengths=(1024, 4096), budgets=budgets, methods=default_methods())
+    experiment = as_experiment(options)
+    common = {**experiment.common, "weights": "pretrained", "layer": 0, "batch": 1, "threads": torch.get_num_threads()}
+    records: list[Record] = []
+    for n in options.lengths:
+        for i, case in enumerate(cases(experiment)):
+            error: Record = {"spectral_relative": 1.2e-7 if i % 7 == 0 else 0.0123 + 1e-4 * i, "trial": 0}
+            records.append({"kind": "approx", **common, **case.fields, "n": n, **error})
+            records.append({"kind": "approx_time", **common, **case.fields, "n": n, "forward_ratio": 0.0456})
+    screen = Console(file=io.StringIO(), width=80, force_terminal=True, highlight=False, _environ={})
+    show(experiment, records, screen)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written(screen))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    for d in budgets:
+        assert len(re.findall(rf"d = {d}\b", text)) == 4  # errors and times of two lengths
+    words = set(text.split())
+    for case in cases(experiment):
+        assert set(case.contender.label.split()) <= words
+    assert text.count("1.2e-07") == sum(r.get("spectral_relative") == 1.2e-7 for r in records)
+    assert text.count("0.0456") == len(records) // 2
 
 
 def test_threads_and_text_are_taken(tmp_path: Path) -> None:

@@ -12,10 +12,13 @@ pytest.importorskip("tyro", reason="needs the extra `lab`")
 
 from rich.console import Console
 
+from skeinformer.attention import METHODS
+from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
-from skeinformer.lab.commands.bench import Bench, growth_rows, run_bench
-from skeinformer.lab.measure.speed import IDENTITY
+from skeinformer.lab.commands.bench import COLUMNS, Bench, growth_rows, run_bench, tables
+from skeinformer.lab.measure.speed import IDENTITY, faster_from
 from skeinformer.lab.records import Record, append, key_of, read
+from skeinformer.sketch import SKETCHES
 
 TINY: dict[str, Any] = {
     "lengths": (32, 64),
@@ -57,7 +60,14 @@ def test_bench_writes_records_and_shows_them(tmp_path: Path, terminal: bool) -> 
     ]
     text = written(screen)
     assert ("\x1b[" in text) == terminal
-    for expected in ("Skeinformer, 4 pilots", "Skeinformer, 2 pilots", "V-mean", "SDPA", "faster from n =", "exponent"):
+    for expected in (
+        "Skeinformer, 4 pilots",
+        "Skeinformer, 2 pilots",
+        "V-mean",
+        "SDPA",
+        "faster than SDPA",
+        "exponent",
+    ):
         assert expected in text
 
 
@@ -158,11 +168,49 @@ def test_growth_rows_are_per_example() -> None:
     fast: Record = {**slow, "method": "z", "label": "Z", "ratio": 3.0}
     alone: Record = {**slow, "method": "sdpa", "label": "SDPA", "ratio": 1.0}
     assert list(growth_rows([*rows, slow, fast, alone])) == [
-        ("forward", "X", "2,048", "2.00"),
-        ("forward", "Y", "never", ""),
-        ("forward", "Z", "always", ""),
+        ("forward", "X", "from n = 2,048", "2.00"),
+        ("forward", "Y", "not at n = 1,024", ""),
+        ("forward", "Z", "at n = 1,024", ""),
         ("forward", "SDPA", "", ""),
     ]
+
+
+WIDE: Record = {
+    **{"n": 1048576, "n_each": 131072, "batch": 4, "mode": "forward", "processes": 1024, "heads": 2, "budget": 256},
+    **{"seconds": 0.000123, "peer_seconds": 0.000123, "peak_bytes": 1023 * 2**20, "peer_peak_bytes": 1023 * 2**20},
+    **{"ratio": 0.0123, "ratio_q25": 0.0123, "ratio_q75": 0.0123, "peak_fraction": 0.999, "seconds_per_token": 1.23e-7},
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_tables_fit_80_columns_and_break_no_word_or_number(kind: str) -> None:
+    specs = [*METHODS, "skeinformer:num_pilots=32", *(f"sketched:sketch={name}" for name in SKETCHES)]
+    labels = [parse(spec).label for spec in (*specs, "cluster:quality=accurate")]
+    peers = ("nystrom-attention", "performer-pytorch", "reformer-pytorch", "linformer", "transformers")
+    rows: list[Record] = [
+        {"kind": kind, "method": "x", "label": name, "peer": peers[i % len(peers)], **WIDE}
+        for i, name in enumerate(labels)
+    ]
+    screen = Console(file=io.StringIO(), width=80, highlight=False, _environ={})
+    for table in tables(rows):
+        screen.print(table)
+    text = written(screen)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    shown = text.split()
+    for name in labels:
+        assert set(name.split()) <= set(shown)
+    expected = {word for show in COLUMNS[kind].values() for word in show(rows[0]).split()}
+    assert expected - set(labels[0].split()) <= {*shown, *(word.rstrip(",") for word in shown)}
+
+
+def test_faster_from_needs_a_shorter_length_that_was_slower() -> None:
+    assert faster_from([1024, 4096], [0.5, 2.0]) == "from n = 2,048"
+    assert faster_from([1024, 4096], [1.5, 2.0]) == "at all n measured"
+    assert faster_from([4096], [2.0]) == "at n = 4,096"
+    assert faster_from([1024, 4096], [2.0, 0.5]) == "not at n = 4,096"
+    assert faster_from([1024], [0.5]) == "not at n = 1,024"
+    assert faster_from([256, 1024, 4096], [2.0, 0.5, 2.0]) == "from n = 2,048"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import tyro
 from rich.console import Console
 
 from skeinformer.lab import cli
-from skeinformer.lab.commands.lra import Matrix, arguments, as_study, make_cell, run_lra, trainings
+from skeinformer.lab.commands.lra import Cell, Matrix, arguments, as_study, make_cell, run_lra, trainings
 from skeinformer.lab.records import read
 from skeinformer.lab.report.published import PUBLISHED
 from skeinformer.lab.training.options import Lra, Train
@@ -191,7 +192,7 @@ def test_at_80_columns_no_accuracy_is_cut(tmp_path: Path) -> None:
     cells[1].accuracy = "0.501 valid"
     cells[2].state, cells[2].detail = "failed", "the training loss is nan at step 1,200; lower the learning rate"
     console = screen(terminal=True, width=80)
-    console.print(Matrix(cells).table())
+    console.print(Matrix(cells).table(80))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in text
     for word in ("0.933 test", "0.501 valid", "12,500 of 25,000", "4,000"):
@@ -257,3 +258,25 @@ def test_a_study_has_a_run_for_each_batch_and_rate() -> None:
         (128, 1e-3),
         (128, 1e-4),
     ]
+
+
+def test_the_table_fits_80_columns_and_breaks_names_only_behind_hyphens() -> None:
+    long = "cpu-text-skeinformer_simple_norm-num_pilots-32-batch-16-learning_rate-0.0001-max_steps-100000-seed0"
+    train = Train(task="text")
+    cells = [
+        Cell(train, Path(long), "running", "", Place("validation", "100,000 of 100,000"), "0.123 valid"),
+        Cell(train, Path("cpu-listops-cluster-seed0"), "done", "", Place("done", "100,000"), "0.456 test"),
+        Cell(train, Path(long), "failed", "killed by signal 9; the system does this when memory runs out"),
+    ]
+    screen = Console(file=io.StringIO(), width=80, highlight=False, _environ={})
+    screen.print(Matrix(cells).table(80))
+    assert isinstance(screen.file, io.StringIO)
+    lines = screen.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    column = lines[0].index("run")
+    names = [line[column:].strip() for line in lines[1:]]
+    assert "".join(names[: names.index("cpu-listops-cluster-seed0")]) == long
+    parts = {part for name in (long, "cpu-listops-cluster-seed0") for part in re.split(r"(?<=-)", name)}
+    assert all(set(re.split(r"(?<=-)", name)) - {""} <= parts for name in names if "-" in name and " " not in name)
+    assert "killed by signal 9; the system does this when memory runs out" in " ".join(names)
+    assert "100,000 of 100,000" in lines[1]

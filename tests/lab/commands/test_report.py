@@ -35,7 +35,12 @@ def test_several_files_of_several_kinds_make_one_page(tmp_path: Path, capsys: py
     assert capsys.readouterr().out.split() == [str(out)]
     assert [file.name for file in out.parent.iterdir()] == ["page.html"]
     text = out.read_text(encoding="utf-8")
-    for heading in ("Exact and sketched attention", "Error against sample size", "Methods", "Speed"):
+    for heading in (
+        "Attention on pretrained queries, keys and values",
+        "Error against sample size",
+        "Methods",
+        "Speed",
+    ):
         assert f"<h2>{heading}</h2>" in text
     names = ["error-time", "error-time-forward", "figure1", "figure1-ratio", "speed"]
     assert {file.name for file in figures.iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg")}
@@ -126,7 +131,7 @@ def test_the_footer_is_short_and_says_how_it_was_made(tmp_path: Path) -> None:
     [
         (None, "there is no {path}"),
         ("", "{path} holds no records; measure something first"),
-        ('{"kind": "zoo"}\n', "{path} has a record of kind 'zoo', which no section shows; known: demo, approx"),
+        ('{"kind": "zoo"}\n', "{path} has a record of kind 'zoo', which no section shows; known: demo, embeddings"),
         ("{}\n", "{path} has a record of kind None"),
         ("nonsense\n{}\n", "{path}, line 1: not a record"),
     ],

@@ -10,15 +10,20 @@ pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
 from skeinformer.lab.records import Record
 from skeinformer.lab.report import page as page_module
-from skeinformer.lab.report.demo import COLUMNS, figure_svg, summary, write_figure
+from skeinformer.lab.report.demo import COLUMNS, figure_svg, headline, write_figure
+from skeinformer.lab.report.families import FAMILIES
+from skeinformer.lab.report.figures import COLORS
 from skeinformer.lab.report.format import number, plus_minus, seconds, size, with_error
 from skeinformer.lab.report.sections import write_report
 from skeinformer.lab.report.svg import INK
 from tests.lab.report.parsed import Page
 
 
-def record(method: str, label: str, n: int, time: float, error: float, estimate: float | None = None) -> Record:
+def record(
+    method: str, label: str, n: int, time: float, error: float, estimate: float | None = None, budget: int | None = None
+) -> Record:
     return {
+        "budget": budget,
         "kind": "demo",
         "method": method,
         "label": label,
@@ -47,8 +52,9 @@ RECORDS = [
     for n in (1000, 4000)
     for row in (
         record("softmax", "exact attention", n, n / 1000, 2e-7),
-        record("vmean", "V-mean", n, 0.001, 0.7),
-        record("skeinformer", "Skeinformer", n, 0.1, 0.4, 0.42),
+        record("skeinformer", "Skeinformer", n, 0.1, 0.4, 0.42, 256),
+        record("cluster", "Cluster sketch, fast", n, 0.2, 0.2, 0.21, 16),
+        record("vmean", "V-mean, the floor", n, 0.001, 0.7),
     )
 ]
 
@@ -63,10 +69,10 @@ def page(tmp_path: Path) -> Page:
 def test_the_page_has_one_figure_and_a_row_per_record(page: Page) -> None:
     assert page.count("svg") == 1
     assert page.count("table") == 1
-    assert [row[:2] for row in page.rows] == [[f"{r['n']:,}", r["label"]] for r in RECORDS]
+    assert [row[:2] for row in page.rows] == [[r["label"], f"{r['n']:,}"] for r in RECORDS]
     assert all(len(row) == len(COLUMNS) for row in page.rows)
-    assert page.rows[2][2:4] == ["100 ms90.0 ms to 120 ms", "0.1000.0900 to 0.110"]
-    assert page.rows[2][4:] == ["977 KiB", "0.400± 0.040", "0.420± 0.084", "0.504"]
+    assert page.rows[1][2:5] == ["256", "0.1000.0900 to 0.110", "0.400± 0.040"]
+    assert page.rows[1][5:] == ["0.420± 0.084", "0.504", "100 ms90.0 ms to 120 ms", "977 KiB"]
 
 
 def test_the_page_asks_for_nothing(page: Page) -> None:
@@ -100,10 +106,27 @@ def test_the_page_suits_phones_and_dark_screens(tmp_path: Path) -> None:
     assert "<text" in svg
 
 
-def test_the_best_approximation_at_each_length_is_marked(page: Page) -> None:
-    # V-mean: time, ratio and (as all) memory; Skeinformer: memory and error; never the exact rows
-    assert page.bold[:5] == ["1.00 ms", "0.00100", "977 KiB", "977 KiB", "0.400"]
-    assert page.bold[5:] == ["1.00 ms", "2.5e-04", "3.81 MiB", "3.81 MiB", "0.400"]
+def test_the_best_sketch_at_each_length_is_marked_and_never_the_floor(page: Page) -> None:
+    # Skeinformer: ratio and (as all) memory; the cluster sketch: error and memory; never exact attention or V-mean
+    assert page.bold[:4] == ["0.100", "977 KiB", "0.200", "977 KiB"]
+    assert page.bold[4:] == ["0.0250", "3.81 MiB", "0.200", "3.81 MiB"]
+
+
+def test_the_two_sketches_have_their_colours_in_figure_and_table(tmp_path: Path) -> None:
+    text = write_report(RECORDS, tmp_path / "report.html", "t").read_text(encoding="utf-8")
+    svg = text[text.index("<svg") : text.index("</svg>")]
+    for name, color in FAMILIES.items():
+        assert color in svg
+        assert f"td.{name} {{ box-shadow: inset 4px 0 0 {color}" in text
+        assert text.count(f"<td class='word {name}'>") == 2
+    assert len(set(FAMILIES.values()) | set(COLORS)) == len(FAMILIES) + len(COLORS)
+
+
+def test_commands_are_blocks(tmp_path: Path) -> None:
+    text = write_report(RECORDS, tmp_path / "report.html", "t").read_text(encoding="utf-8")
+    blocks = re.findall(r"<pre><code>(.*?)</code></pre>", text, flags=re.DOTALL)
+    assert blocks[0].startswith("skein compare --model MODEL --text mine.txt")
+    assert blocks[1] == "skein demo --out &#x27;x y&#x27;"
 
 
 def test_every_text_is_escaped(tmp_path: Path) -> None:
@@ -113,7 +136,7 @@ def test_every_text_is_escaped(tmp_path: Path) -> None:
     parsed = Page(text)
     assert parsed.count("script") == 0
     assert "<script" not in text
-    assert parsed.rows[0][1] == attack
+    assert parsed.rows[0][0] == attack
 
 
 def test_the_footer_names_machine_versions_commit_and_command(tmp_path: Path) -> None:
@@ -124,16 +147,45 @@ def test_the_footer_names_machine_versions_commit_and_command(tmp_path: Path) ->
         assert expected in footer
 
 
-def test_the_summary_follows_the_records() -> None:
-    assert summary(RECORDS) == [
-        "At n = 4,000, exact attention takes 4.00 s.",
-        "V-mean is 4000 times faster, with a relative error of 0.700 ± 0.070.",
-        "Skeinformer is 40.0 times faster, with a relative error of 0.400 ± 0.040; its own estimate is 0.420 ± 0.084.",
-        "At all n, the estimated error was 1.05 to 1.05 times the true one.",
+def test_the_headline_names_the_cluster_sketch_and_follows_the_records() -> None:
+    accurate = record("cluster", "Cluster sketch, accurate", 4000, 0.5, 0.1, 0.11, 128)
+    assert headline([*RECORDS, accurate]) == [
+        "Over 4,000 tokens, the cluster sketch is 20.0 times as fast as exact attention with an error of 20.0 % at "
+        "d = 16 (its own estimate: 21.0 %), or 8.00 times as fast with an error of 10.0 % at d = 128 (its own "
+        "estimate: 11.0 %). Skeinformer is 40.0 times as fast with an error of 40.0 % at d = 256 (its own "
+        "estimate: 42.0 %)."
     ]
-    slow = record("skeinformer", "Skeinformer", 1000, 2.0, 0.5, 0.4)
-    assert summary([slow])[0].startswith("At n = 1,000, Skeinformer takes 2.00 times as long, with a relative error")
-    assert summary([{"n": 3}]) == []
+    slow = record("cluster", "Cluster sketch", 1000, 2.0, 0.5)
+    assert headline([slow]) == [
+        "Over 1,000 tokens, the cluster sketch takes 2.00 times as long as exact attention with an error of 50.0 %."
+    ]
+    assert headline([r for r in RECORDS if r["method"] != "cluster"]) == []
+    assert headline([{"kind": "demo", "method": "cluster", "n": 3}]) == []
+
+
+def test_the_headline_of_a_whole_model() -> None:
+    common: Record = {
+        "kind": "embeddings",
+        "model": "MiniLM",
+        "method": "cluster",
+        "n": 4096,
+        "passages": 8,
+        "budget": 128,
+    }
+    rows: list[Record] = [
+        {**common, "cosine": 0.95, "ratio": 0.4, "recall_1": 1.0},
+        {**common, "cosine": 0.9876, "ratio": 0.5, "recall_1": 0.75},
+    ]
+    layers: list[Record] = [
+        {"kind": "compare_layer", "method": "cluster", "layer": f"l.{i}", "index": i, "head": None, "safe": i > 0}
+        | {"n": 2048, "tolerance": 0.3}
+        for i in range(3)
+    ]
+    assert headline([*rows, *layers]) == [
+        "With the cluster sketch at d = 128, MiniLM is 2.00 times as fast as with exact attention on passages of 4,096 "
+        "tokens: the mean cosine with the exact embedding is 0.988, and the nearest passage stays the same for 6 of 8.",
+        "At 2,048 tokens and a tolerance of 0.3, compare finds 2 of 3 layers safe: 1, 2. Better left exact: 0.",
+    ]
 
 
 def test_records_with_missing_fields_make_a_page(tmp_path: Path) -> None:
@@ -158,7 +210,7 @@ def test_a_failed_report_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest
 
 def test_the_figure_is_the_same_for_the_same_records() -> None:
     assert figure_svg(RECORDS) == figure_svg(RECORDS)
-    for name in ("exact attention", "V-mean", "Skeinformer"):
+    for name in ("exact attention", "V-mean, the floor", "Skeinformer", "Cluster sketch, fast"):
         assert figure_svg(RECORDS).count(name) == 1
 
 

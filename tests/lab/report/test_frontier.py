@@ -114,6 +114,6 @@ def test_points_are_the_approximations_with_error_and_time(direction: str, time:
         {**row, "method": "vmean", "label": "V-mean", "budget": None},
     ]
     assert approximations([row, *others], direction) == [
-        Point("Cluster sketch", 8, time, 0.1, True),
-        Point("V-mean", None, time, 0.1, False),
+        Point("Cluster sketch", 8, time, 0.1, True, "cluster"),
+        Point("V-mean", None, time, 0.1, False, "vmean"),
     ]

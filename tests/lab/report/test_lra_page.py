@@ -340,6 +340,7 @@ def test_the_page_has_sections_rows_and_escaped_names(tmp_path: Path) -> None:
         "Long Range Arena, recipe cpu",
         "Loss against training time",
         "Skeinformer on Text: batch and learning rate",
+        "How this was made",
     ]
     assert attack in Page(html).values("data-label")
     assert "Bag of tokens" not in Page(html).values("data-label")
