@@ -21,7 +21,7 @@ DOCS = ROOT / "docs"
 SOURCES = ("docs", "theme", "skeinformer")
 # pages of prose; those in docs/results are written by `skein report`
 PROSE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "studies/README.md")]
-PROSE += sorted(set(DOCS.glob("*.md")) - {DOCS / "lra.md"})
+PROSE += sorted(DOCS.glob("*.md"))
 WIDTH = 120
 NOT_PROSE = re.compile(r" *(\||```|<!--)|    ")  # tables, fences, comments, code
 LINKED = re.compile(r"\]\([^)]*\)")

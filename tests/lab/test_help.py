@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 LAB = ROOT / "skeinformer" / "lab"
 # those of `skein` and `skein data`, of training, and of the studies
 FILES = [
-    *(path for path in sorted((LAB / "commands").glob("*.py")) if path.name != "demo.py"),
+    *sorted((LAB / "commands").glob("*.py")),
     LAB / "training" / "options.py",
     LAB / "lra" / "prepare.py",
     LAB / "lra" / "listops.py",

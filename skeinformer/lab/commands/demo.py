@@ -32,19 +32,19 @@ class Demo:
     model: str | None = None
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     rounds: int = 3
-    """How often each method is timed."""
+    """Rounds in which each method is timed."""
     budget: int = 256
     """The sketch size d of Skeinformer: the columns that it selects. The cluster sketch has 16 and 128 clusters."""
     pilots: int = 32
     """The number of Skeinformer's pilot rows."""
     passages: int = 8
-    """How many passages the whole model embeds; 0 leaves this part out."""
+    """Passages that the whole model embeds; 0 leaves this part out."""
     passage_length: int = 4096
     """Tokens of a passage."""
     compare_length: int = 2048
     """Tokens on which the layers are compared; 0 leaves this part out."""
     tolerance: float = 0.3
-    """A layer is safe if its relative error is at most this."""
+    """Greatest relative error of a layer that is called safe."""
     seed: int = 0
     """The seed of all draws."""
     out: Path = Path("demo")
