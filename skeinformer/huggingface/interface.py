@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skeinformer.huggingface.rules import CAUSAL, as_padding, attends_elsewhere, refuse, why_exact
 from skeinformer.huggingface.settings import Given, Settings
+from skeinformer.kernels.choice import first_derivative
 from skeinformer.nn.functional import by_head, hashable, sizes_of
 
 SKETCHED = "sketched"
@@ -77,7 +78,7 @@ def exact_forward(
     if attention_mask is not None and attention_mask.dim() == 2:
         attention_mask = attention_mask.bool()[:, None, None]  # (b, 1, 1, n_k)
     output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
-    return output
+    return first_derivative(output)
 
 
 def masks_of(module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None) -> dict[str, Tensor | None]:

@@ -19,7 +19,7 @@ from skeinformer.attention import METHODS, Attention, build
 from skeinformer.attention.inputs import clear_padding, no_autocast, prepare
 from skeinformer.attention.inside import set_inside
 from skeinformer.attention.seeds import layer_seed
-from skeinformer.kernels.choice import recorded
+from skeinformer.kernels.choice import first_derivative, recorded
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
 from skeinformer.nn.shapes import Four, as_torch, padding_of, to_four, unusual
 from skeinformer.noise import from_seed
@@ -199,8 +199,10 @@ def exactly(
     """By torch; a `sketched` around us leaves it as it is."""
     before = set_inside(True)
     try:
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        return first_derivative(
+            F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         )
     finally:
         set_inside(before)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs transformers, of the extra `lab`")
 
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 from transformers import AttentionInterface
 
@@ -363,3 +364,22 @@ def test_sentence_transformers(tmp_path: Path) -> None:
     with huggingface.watch() as counts:
         whole.encode([" ".join(WORDS[:20]), " ".join(WORDS[20:50])])
     assert counts["sketched"] == LAYERS
+
+
+@pytest.mark.parametrize("min_length", [0, "auto"])
+def test_second_derivatives_say_what_to_do(min_length: Any) -> None:
+    """Of sketched layers and of those that are exact; what is said works."""
+    register(budget=5, min_length=min_length)
+    model = sketched("bert")
+    state = model.embeddings(**inputs("bert")).detach().requires_grad_()
+
+    def penalty() -> Tensor:
+        output = model(inputs_embeds=state).last_hidden_state
+        (first,) = torch.autograd.grad(output.square().sum(), state, create_graph=True)
+        return first.square().sum()
+
+    with pytest.raises(RuntimeError, match=r"create_graph=False, or use exact attention .*'sdpa'.*SDPBackend\.MATH"):
+        penalty()
+    model.set_attn_implementation("sdpa")
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.autograd.grad(penalty(), state)[0].abs().sum() > 0
