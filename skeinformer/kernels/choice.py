@@ -105,6 +105,15 @@ def known(condition: Tensor) -> bool:
     return at_hand(condition) and bool(condition.all())
 
 
+def holds(condition: bool) -> bool:
+    """A condition on sizes; in a program that is exported for many lengths, whether it holds at all of them."""
+    if not torch.compiler.is_exporting():
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
+
+
 def recorded(*tensors: Tensor) -> bool:
     """Whether autograd records what is computed from these."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

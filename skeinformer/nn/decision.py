@@ -13,6 +13,7 @@ asked: what an example becomes must not depend on its batch mates.
 from typing import Literal, NamedTuple
 
 from skeinformer.attention import METHODS
+from skeinformer.kernels.choice import holds
 from skeinformer.registry import check_count
 
 MinLength = int | Literal["auto"]
@@ -85,15 +86,16 @@ def why_exact(
 
     min_length: a number leaves to exact attention what has fewer queries or fewer keys, 0 nothing; "auto" goes by
     `worth_sketching`. A method that is exact at this budget is computed by the exact kernel in any case.
-    budget: None where another option sets the size of the sketch.
+    budget: None where another option sets the size of the sketch. A program that is exported for many lengths does one
+    and the same at all of them: it sketches, unless the rule leaves all of them to exact attention.
     """
     exact_from = METHODS[method].exact_from
     if exact_from == 0:
         return None  # it is exact attention
-    if exact_from is not None and budget is not None and budget >= exact_from * n_k:
+    if exact_from is not None and budget is not None and holds(budget >= exact_from * n_k):
         return FEW_KEYS
     if min_length != AUTO:
-        return SHORT if n < min_length or n_k < min_length else None
+        return SHORT if holds(n < min_length) or holds(n_k < min_length) else None
     return None if worth_sketching(n, n_k, budget, num_pilots, head_dim, gradients, method, device) else SLOWER
 
 
@@ -113,9 +115,9 @@ def worth_sketching(
     length may be symbolic in a compiled graph.
     """
     row = METHODS[method]
-    if row.quadratic or (row.has_budget and budget is not None and budget >= n_k):
+    if row.quadratic or (row.has_budget and budget is not None and holds(budget >= n_k)):
         return False
-    return n * n_k > estimated_pairs(n, n_k, budget, num_pilots, head_dim, gradients, method, device)
+    return not holds(n * n_k <= estimated_pairs(n, n_k, budget, num_pilots, head_dim, gradients, method, device))
 
 
 def estimated_pairs(
