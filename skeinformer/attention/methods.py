@@ -21,6 +21,7 @@ from skeinformer.attention.sparse_transformer import SparseTransformer
 from skeinformer.registry import check_options, lookup
 
 PAPER = "Chen et al. 2022"
+DEFAULT = "cluster"  # the method of layers, models and calls that are told none
 
 
 @dataclass(frozen=True)

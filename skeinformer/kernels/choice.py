@@ -168,7 +168,7 @@ def first_derivative(output: Tensor) -> Tensor:
         if node is None:
             break
         if node.name().startswith(FUSED):
-            node.register_prehook(_refuse_second_derivative)  # type: ignore[no-untyped-call]
+            node.register_prehook(_refuse_second_derivative)
             break
         node = node.next_functions[0][0] if node.next_functions else None
     return output
@@ -176,9 +176,10 @@ def first_derivative(output: Tensor) -> Tensor:
 
 def only_plain_kernel() -> bool:
     """Whether the caller wants `SDPBackend.MATH` alone, for its second derivatives; not asked in a compiled graph."""
-    asked = torch.backends.cuda
-    fused = (asked.flash_sdp_enabled, asked.mem_efficient_sdp_enabled, asked.cudnn_sdp_enabled)
-    return not torch.compiler.is_compiling() and not any(enabled() for enabled in fused)
+    if torch.compiler.is_compiling():
+        return False
+    fused = (torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_cudnn_sdp_enabled)
+    return not any(enabled() for enabled in fused)
 
 
 def _refuse_second_derivative(gradients: tuple[Tensor, ...]) -> None:

@@ -1,6 +1,6 @@
 """`torch.nn.MultiheadAttention` with sketched attention: its arguments, parameters, state_dict and call.
 
-`MultiheadAttention(64, 4, method="skeinformer", budget=256)` goes where `torch.nn.MultiheadAttention(64, 4)` went, also
+`MultiheadAttention(64, 4, budget=64)` goes where `torch.nn.MultiheadAttention(64, 4)` went, also
 inside `nn.TransformerEncoderLayer`, and weights load across in both directions. `skeinformer.nn.convert` puts it into a
 model that exists.
 """
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention, build
+from skeinformer.attention.methods import DEFAULT
 from skeinformer.kernels.choice import at_hand, recorded
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
 from skeinformer.nn.functional import exact_attention, sizes_of
@@ -60,7 +61,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        method: str = "skeinformer",
+        method: str = DEFAULT,
         self_attention: bool | None = None,
         min_length: MinLength = AUTO,
         **options: Any,

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.inputs import DTYPES
+from skeinformer.attention.methods import DEFAULT
 from skeinformer.attention.seeds import layer_seed
 from skeinformer.distributed.group import Group
 from skeinformer.nn.attention import (
@@ -103,7 +104,7 @@ class Before:
 
 def convert(
     model: nn.Module,
-    method: str = "skeinformer",
+    method: str = DEFAULT,
     *,
     filter: Filter = None,
     decoder_cross_attention: bool = False,

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from skeinformer.attention import METHODS, Attention, build
 from skeinformer.attention.inputs import clear_padding, no_autocast, prepare
 from skeinformer.attention.inside import set_inside
+from skeinformer.attention.methods import DEFAULT
 from skeinformer.attention.seeds import layer_seed
 from skeinformer.kernels.choice import first_derivative, recorded
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
@@ -91,7 +92,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    method: str = "cluster",
+    method: str = DEFAULT,
     budget: int | None = None,
     min_length: MinLength = AUTO,
     seed: int | None = 0,

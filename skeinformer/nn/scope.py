@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from skeinformer.attention.inside import is_inside
+from skeinformer.attention.methods import DEFAULT
 from skeinformer.nn.decision import AUTO, MinLength
 from skeinformer.nn.functional import Settings, constant_of_a_graph, decide, exactly, hashable, settings_of, sketch
 from skeinformer.nn.report import Report
@@ -40,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def sketched(
-    method: str = "cluster",
+    method: str = DEFAULT,
     *,
     budget: int | None = None,
     min_length: MinLength = AUTO,

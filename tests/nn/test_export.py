@@ -1,4 +1,4 @@
-"""torch.export of layers and converted models with a symbolic length and default arguments: sketched at every length."""
+"""torch.export of layers and converted models with a symbolic length and default arguments: always sketched."""
 
 from typing import Any
 
