@@ -16,6 +16,7 @@ from skeinformer.huggingface.applied import implementations, outermost
 from skeinformer.huggingface.interface import attention_forward, exact_forward, masks_of, sizes_of_call
 from skeinformer.huggingface.rules import padding_mask, refuse, why_exact
 from skeinformer.huggingface.settings import Settings
+from skeinformer.huggingface.stack import layer_number
 from skeinformer.nn.functional import hashable, left_out
 from skeinformer.registry import lookup
 
@@ -78,7 +79,7 @@ class TransformersLayers:
             self.left[name] = reason
         else:
             masks = masks_of(module, query, key, attention_mask)
-            layer, p = getattr(module, "layer_idx", None) or 0, query.shape[-1]
+            layer, p = layer_number(module), query.shape[-1]
 
             def make(d: int) -> Attention:
                 sized = self.settings if self.settings.budget is None else replace(self.settings, budget=d)

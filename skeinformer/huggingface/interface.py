@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skeinformer.huggingface.rules import CAUSAL, as_padding, attends_elsewhere, refuse, why_exact
 from skeinformer.huggingface.settings import Given, Settings
+from skeinformer.huggingface.stack import layer_number
 from skeinformer.kernels.choice import first_derivative
 from skeinformer.nn.functional import by_head, hashable, sizes_of
 
@@ -57,7 +58,7 @@ def attention_forward(
         rest = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **kwargs}
         return exact_forward(module, query, key, value, attention_mask, rest), None
     masks = masks_of(module, query, key, attention_mask)
-    layer = getattr(module, "layer_idx", None) or 0
+    layer = layer_number(module)
     method = getattr(_modules, module_name(settings, given, query.shape[-1], scaling, layer, module.training))
     groups = query.shape[1] // key.shape[1]
     # one call for each query head of a group: keys and values are never repeated

@@ -35,12 +35,12 @@ def register(
     With a `method`, only its name is set. Without one all are, and `options` go to the methods that have such an
     option. Calling again changes the settings of models that are already in use.
 
-    budget: d; None is each method's own default. seed: evaluation is deterministic, a layer that knows its number i
-    (`layer_idx`) draws by `seed * 1009 + i`; None draws anew at every call, as training always does, from torch's
-    global state. decoder_cross_attention: sketch the cross-attention of decoders too. It is exact by default: which
-    keys are chosen depends on all queries, so that an earlier token would see a little of the later ones. min_length:
-    layers with fewer queries or keys are exact; "auto" are those that a sketch would not make faster, and 0 is none.
-    group: every rank passes its share of the tokens; only methods that take one are set, and no layer is exact
+    budget: d; None is each method's own default. seed: evaluation is deterministic, layer i draws by `seed * 1009 + i`,
+    where i is its `layer_idx` or its place in the model; None draws anew at every call, as training always does, from
+    torch's global state. decoder_cross_attention: sketch the cross-attention of decoders too. It is exact by default:
+    which keys are chosen depends on all queries, so that an earlier token would see a little of the later ones.
+    min_length: layers with fewer queries or keys are exact; "auto" are those that a sketch would not make faster, and 0
+    is none. group: every rank passes its share of the tokens; only methods that take one are set, and no layer is exact
     (docs/distributed.md).
     """
     if method is not None:
