@@ -76,7 +76,10 @@ class Report:
         if self.compiled:
             lines.append(f"  {_calls(self.compiled)} in compiled graphs, by the same rules; their runs are not counted")
         if not self.rows and not self.compiled:
-            lines.append("  torch.nn.functional.scaled_dot_product_attention was not called")
+            lines.append(
+                "  no call of torch.nn.functional.scaled_dot_product_attention was seen; in a graph that was compiled "
+                "before, calls are sketched by the same rules and not counted"
+            )
         return "\n".join(lines)
 
 

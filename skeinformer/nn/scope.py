@@ -57,9 +57,9 @@ def sketched(
 
     Call i since the scope was entered draws by `seed * 1009 + i`, so that the same work in a new scope gives the same
     result; where gradients are recorded, and with None, calls draw anew. Of nested scopes the innermost decides;
-    "softmax" is exact. A scope holds for the thread that entered it. Calls in a compiled graph are sketched too, and
-    not counted. Modes are off in a backward pass: what is checkpointed there needs a scope of its own,
-    `checkpoint(..., use_reentrant=False, context_fn=lambda: (nullcontext(), sketched(...)))`.
+    "softmax" is exact. A scope holds for the thread that entered it. Calls in a compiled graph are sketched too; they
+    are neither counted nor certified. Modes are off in a backward pass: what is checkpointed there needs a scope of its
+    own, `checkpoint(..., use_reentrant=False, context_fn=lambda: (nullcontext(), sketched(...)))`.
     """
     if callable(method):
         raise TypeError("`sketched` takes the name of a method; as a decorator write `@skeinformer.sketched()`")
@@ -89,6 +89,8 @@ class Scope:
         self._entered.modes.pop().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if error is None and not self._entered.modes:
             warn_of_causal(self.report)
+            if self.certify:
+                warn_of_unmeasured(self.report)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, which runs inside the scope."""
@@ -205,5 +207,16 @@ def warn_of_causal(report: Report) -> None:
             f"nothing was sketched: {causal} of {report.exact} calls are causal, and stay exact. Sketches are for "
             "attention in which every query sees every key: encoders, image and diffusion models. Leave `sketched` out "
             "for a decoder; print the report for all reasons",
+            stacklevel=3,
+        )
+
+
+def warn_of_unmeasured(report: Report) -> None:
+    """Warn where errors were asked for and calls were, or may have been, in compiled graphs."""
+    if report.compiled or not report.rows:
+        where = "calls" if report.compiled else "no call was seen outside of compiled graphs, and those"
+        warnings.warn(
+            f"certify=True: {where} in compiled graphs have no measured error; call the model without torch.compile to "
+            "measure it",
             stacklevel=3,
         )
