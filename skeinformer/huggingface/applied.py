@@ -22,6 +22,7 @@ from skeinformer.nn.functional import left_out
 from skeinformer.nn.verdict import Choice, Verdict, fit, read_verdict
 
 APPLIED = "skein-applied"
+SAVED = "skein-applied: import skeinformer.huggingface first"  # in a file: a process that does not know it shows it
 OF_A_MODULE = "skein_settings"  # what a module attends by
 IN_CONFIG, NAME_IN_CONFIG = "skeinformer", "attn_implementation"
 BEFORE = "skein_before"  # what a model attended by before there was a verdict
@@ -100,7 +101,7 @@ class Name:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo.get(id(self.config))
-        return names_in(self.config) if copied is None else Name(copied)
+        return as_saved(names_in(self.config)) if copied is None else Name(copied)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Name) and names_in(other.config) == names_in(self.config)
@@ -110,6 +111,13 @@ class Name:
 
     def __repr__(self) -> str:
         return repr(names_in(self.config))
+
+
+def as_saved(names: Any) -> Any:
+    """What `names_in` gives, as a file has it."""
+    if isinstance(names, dict):
+        return {part: as_saved(own) for part, own in names.items()}
+    return SAVED if names == APPLIED else names
 
 
 def keep_name(model: PreTrainedModel) -> None:
@@ -237,6 +245,7 @@ def remembered(model: nn.Module) -> Callable[[], None]:
 
 
 NAMES = (OF_A_MODULE, IN_CONFIG, NAME_IN_CONFIG, BEFORE)
-AttentionInterface.register(APPLIED, applied_forward)
-AttentionMaskInterface.register(APPLIED, padding_mask)
+for _name in (APPLIED, SAVED):
+    AttentionInterface.register(_name, applied_forward)
+    AttentionMaskInterface.register(_name, padding_mask)
 ALSO_UNDONE.append(undo)
