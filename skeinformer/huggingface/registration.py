@@ -14,7 +14,7 @@ from skeinformer.huggingface.interface import attention_forward, warn_again
 from skeinformer.huggingface.rules import padding_mask
 from skeinformer.huggingface.settings import Settings, available, option_names
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length
-from skeinformer.nn.functional import hashable, left_out
+from skeinformer.nn.functional import hashable, left_out, refuse_of_the_call
 from skeinformer.registry import check_flag, check_options, lookup
 
 REGISTERED: dict[str, Settings] = {}  # by name
@@ -54,7 +54,9 @@ def register(
     if method is None and shared is not None:
         chosen = [name for name in chosen if METHODS[name].sequence_parallel]
     known = {name for other in chosen for name in option_names(other)}
-    check_options("register" if method is None else f"attention {method!r}", options, sorted(known))
+    owner = "register" if method is None else f"attention {method!r}"
+    refuse_of_the_call(owner, options)
+    check_options(owner, options, sorted(known))
     told = (budget, seed, decoder_cross_attention, min_length)
     found = [read_settings(other, *told, options, shared) for other in chosen]
     for settings in found:

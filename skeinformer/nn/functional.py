@@ -4,7 +4,7 @@
 `skeinformer.compare` go by the same three.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -30,7 +30,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Given = tuple[tuple[str, Any], ...]
 
-OF_THE_CALL = ("max_len", "scale")  # no options: a call brings its scale, and has no longest length
+OF_THE_CALL = {  # what a method may take and is no option here, and why
+    "scale": "every call brings its own scale",
+    "max_len": "a call may have any length, so that methods with a weight for each position cannot be taken",
+}
 KEPT = 1024  # settings and modules, at most
 EXACT = "softmax"
 _kept = SimpleNamespace()  # made by `settings_name` and `module_name`
@@ -54,6 +57,7 @@ class Settings:
         lookup("attention", self.method, METHODS)
         if self.method != EXACT and (reason := left_out(self.method)):
             raise ValueError(f"{self.method!r} cannot stand in for scaled_dot_product_attention: {reason}")
+        refuse_of_the_call(f"attention {self.method!r}", dict(self.options))
         known = [name for name in METHODS[self.method].option_names() if name not in OF_THE_CALL]
         check_options(f"attention {self.method!r}", dict(self.options), [*known, "min_length", "seed"])
         check_min_length(self.min_length)
@@ -142,8 +146,8 @@ def decide(
         return "causal", None
     if dropout_p > 0:
         return "dropout", None
-    if unusual(query, key, value, enable_gqa):
-        return "tensors of several dtypes, batches or kinds", None
+    if (reason := unusual(query, key, value, enable_gqa)) is not None:
+        return reason, None
     (n, p), n_k = query.shape[-2:], key.shape[-2]
     if n == 1:
         return "one query", None
@@ -293,6 +297,13 @@ def left_out(method: str) -> str | None:
     if any(True for _ in build(method, head_dim=8, max_len=8, budget=8).parameters()):
         return "it has parameters of its own, which a pretrained model does not bring"
     return None
+
+
+def refuse_of_the_call(owner: str, given: Iterable[str]) -> None:
+    """Raise a TypeError that says why something is no option of a drop-in."""
+    for name in given:
+        if name in OF_THE_CALL:
+            raise TypeError(f"{owner} takes no {name!r} here: {OF_THE_CALL[name]}; leave it out")
 
 
 def hashable(value: Any) -> Any:

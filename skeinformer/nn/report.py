@@ -66,8 +66,12 @@ class Report:
                 row.largest = max(row.largest, float(error.max()))
                 row.measured += 1
 
+    def counts(self) -> str:
+        """How many calls were sketched and exact, in words."""
+        return f"{_calls(self.sketched)} sketched, {self.exact} exact"
+
     def __str__(self) -> str:
-        lines = [f"{self.title}: {_calls(self.sketched)} sketched, {self.exact} exact"]
+        lines = [f"{self.title}: {self.counts()}"]
         for (reason, query, keys), row in self.rows.items():
             did = f"exact: {reason}" if reason else "sketched"
             if row.measured:

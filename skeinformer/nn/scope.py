@@ -77,6 +77,9 @@ class Scope:
         self.report = Report(str(settings))
         self._entered = _Entered()
 
+    def __repr__(self) -> str:
+        return f"<skeinformer.sketched by {self.settings}: {self.report.counts()}>"
+
     def __enter__(self) -> Report:
         mode = Mode((self.settings,), self.certify, self.report)
         mode.__enter__()  # type: ignore[no-untyped-call]

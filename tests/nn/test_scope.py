@@ -312,6 +312,7 @@ def test_a_compiled_model_is_counted_when_it_is_compiled(model: Model, x: Tensor
         compiled(x)  # the same graph
     assert report.compiled == 0
     assert "not called" not in str(report)
+    assert repr(sketched(**SKETCH)) == "<skeinformer.sketched by cluster(budget=8): 0 calls sketched, 0 exact>"
     assert "no call" in str(report)
     assert "in a graph that was compiled before, calls are sketched by the same rules and not counted" in str(report)
 
