@@ -28,11 +28,11 @@ from skeinformer.lab.lra.store import open_store
 from skeinformer.lab.records import Record, append, read
 from skeinformer.lab.report.intervals import t_interval
 from skeinformer.lab.training.options import Train
+from skeinformer.nn.functional import EXACT
 from studies.command import start
 from studies.finetune import second_half
 from studies.mixed import mixed_offered
 
-EXACT = "softmax"
 FEWEST = 2  # seeds that give an interval
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from skeinformer.attention.methods import DEFAULT
 from skeinformer.compare.contender import OFFERED, Contender, has_budget, parse
 from skeinformer.compare.inputs import call_model, real_rows, warn_of_padding
-from skeinformer.compare.layers import Call, OnStep, Plan, Side, measure_call
+from skeinformer.compare.layers import Call, OnLayer, Plan, Side, measure_call
 from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.compare.outputs import compare_outputs, tensors_of
 from skeinformer.compare.record import Record, Value, machine
@@ -41,7 +41,7 @@ def compare(
     name: str | None = None,
     text: str = "",
     show: bool = True,
-    on_step: OnStep = lambda step: None,
+    on_step: OnLayer = lambda step: None,
     **options: Any,
 ) -> Comparison:
     """Exact and sketched attention side by side, on `inputs`: what each layer and head loses, and what the model does.

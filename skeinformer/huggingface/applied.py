@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from skeinformer.huggingface.interface import attention_forward
 from skeinformer.huggingface.rules import padding_mask
-from skeinformer.huggingface.settings import Settings, available, flat, names_in, option_names
+from skeinformer.huggingface.settings import LayerSettings, available, flat, names_in, option_names
 from skeinformer.huggingface.stack import attending, callers
 from skeinformer.nn.convert import ALSO_UNDONE
 from skeinformer.nn.functional import left_out
@@ -125,7 +125,7 @@ def keep_name(model: PreTrainedModel) -> None:
     setattr(model.config, NAME_IN_CONFIG, Name(model.config))
 
 
-def make_exact(model: Any) -> None:
+def make_model_exact(model: Any) -> None:
     """Exact attention in a model that a verdict says nothing of."""
     undo(model)
     names = names_in(model.config)
@@ -138,9 +138,9 @@ def attach(model: PreTrainedModel, verdict: Verdict) -> Verdict:
     """Tell every module that may attend what it does, and the configuration all of it, by the names in this model."""
     modules = dict(attending(model))
     places = fit(verdict.layers, modules)
-    told = dict.fromkeys(modules.values(), settings_of(Choice(), verdict))
+    told = dict.fromkeys(modules.values(), layer_settings(Choice(), verdict))
     for name, choice in verdict.layers.items():
-        told[modules[places[name]]] = settings_of(choice, verdict)
+        told[modules[places[name]]] = layer_settings(choice, verdict)
     for module, settings in told.items():
         setattr(module, OF_A_MODULE, settings)
     found = verdict.of(places)
@@ -148,10 +148,10 @@ def attach(model: PreTrainedModel, verdict: Verdict) -> Verdict:
     return found
 
 
-def settings_of(choice: Choice, verdict: Verdict) -> Settings:
+def layer_settings(choice: Choice, verdict: Verdict) -> LayerSettings:
     """What a layer attends by, or an error that names a wrong option."""
     told = (choice.method, choice.budget, verdict.seed, False, verdict.min_length, choice.options)
-    settings = Settings(*told, shown=APPLIED)
+    settings = LayerSettings(*told, shown=APPLIED)
     settings.build()
     return settings
 
@@ -219,7 +219,7 @@ def implementations(model: nn.Module) -> list[tuple[Any, Any]]:
     return [(config, config._attn_implementation) for config in found.values()]
 
 
-def remembered(model: nn.Module) -> Callable[[], None]:
+def models_remembered(model: nn.Module) -> Callable[[], None]:
     """What makes the attention and the verdicts of the models of transformers in `model` again what they are now."""
     before = implementations(model)
     places = [*model.modules(), *(config for config, _ in before)]

@@ -12,12 +12,12 @@ from skeinformer.attention import METHODS
 from skeinformer.distributed.group import Group
 from skeinformer.huggingface.interface import attention_forward, warn_again
 from skeinformer.huggingface.rules import padding_mask
-from skeinformer.huggingface.settings import Settings, available, option_names
+from skeinformer.huggingface.settings import LayerSettings, available, option_names
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length
 from skeinformer.nn.functional import hashable, left_out, refuse_of_the_call
 from skeinformer.registry import check_flag, check_options, lookup
 
-REGISTERED: dict[str, Settings] = {}  # by name
+REGISTERED: dict[str, LayerSettings] = {}  # by name
 
 
 def register(
@@ -65,7 +65,7 @@ def register(
     return tuple(settings.name for settings in found)
 
 
-def put(settings: Settings) -> None:
+def put(settings: LayerSettings) -> None:
     """Let a name stand for these settings, here and in transformers."""
     REGISTERED[settings.name] = settings
     AttentionInterface.register(settings.name, partial(attention_forward, settings))
@@ -93,13 +93,13 @@ def read_settings(
     min_length: MinLength,
     options: dict[str, Any],
     group: Group | None = None,
-) -> Settings:
+) -> LayerSettings:
     """The settings of one method, of whose options some may be given; or an error that names what is wrong."""
     own = option_names(method)
     kept = tuple((name, hashable(value)) for name, value in options.items() if name in own)
     told = (decoder_cross_attention, min_length, kept, group)
-    Settings(method, budget, seed, *told).build()  # raises for a wrong value
-    return Settings(method, None if budget is None else index(budget), seed, *told)
+    LayerSettings(method, budget, seed, *told).build()  # raises for a wrong value
+    return LayerSettings(method, None if budget is None else index(budget), seed, *told)
 
 
 def unregister() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from transformers import AutoModel, PreTrainedConfig
 
 from skeinformer.huggingface.applied import APPLIED, IN_CONFIG, NAME_IN_CONFIG, SAVED, apply_to_model, verdict_in
 from skeinformer.huggingface.registration import REGISTERED, register, undone_on_failure
-from skeinformer.huggingface.settings import Settings, flat, names_in
+from skeinformer.huggingface.settings import LayerSettings, flat, names_in
 from skeinformer.nn.verdict import read_verdict
 
 
@@ -74,7 +74,7 @@ def register_saved(name: str, own: Any, place: str) -> None:
         raise ValueError(f"{place}, {name!r} holds the settings of {', '.join(names)}")
 
 
-def arguments(settings: Settings) -> dict[str, Any]:
+def arguments(settings: LayerSettings) -> dict[str, Any]:
     """The arguments of `register` for these settings; a budget of None as the number that it is today."""
     return {
         "method": settings.method,

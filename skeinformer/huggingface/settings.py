@@ -8,15 +8,13 @@ from skeinformer.attention import METHODS, Attention, Method, build
 from skeinformer.attention.seeds import layer_seed
 from skeinformer.distributed.group import Group
 from skeinformer.nn.decision import AUTO, MinLength
-from skeinformer.nn.functional import OF_THE_CALL, left_out
+from skeinformer.nn.functional import OF_THE_CALL, Given, left_out
 
 SKEINFORMER = "skeinformer"
 
-Given = tuple[tuple[str, Any], ...]
-
 
 @dataclass(frozen=True)
-class Settings:
+class LayerSettings:
     """The method of a registered name, and how it is called."""
 
     method: str

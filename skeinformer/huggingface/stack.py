@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from skeinformer.nn.functional import constant_of_a_graph
+from skeinformer.nn.kept import constant_of_a_graph
 
 # of each model that was called, what in it attends by a configuration: to look at all modules takes too long
 _attending: WeakKeyDictionary[nn.Module, list[ref[nn.Module]]] = WeakKeyDictionary()

@@ -196,7 +196,7 @@ def restore_layers(model: nn.Module) -> tuple[str, ...]:
     return tuple(restored)
 
 
-def remembered(model: nn.Module) -> Callable[[], None]:
+def layers_remembered(model: nn.Module) -> Callable[[], None]:
     """What makes the attention layers and encoders again what they are now."""
     kept = [
         (module, type(module), dict(vars(module)), dict(module._modules))

@@ -1,15 +1,13 @@
 """`scaled_dot_product_attention` with torch's signature, sketched where that is possible and wins, else by torch.
 
-`Settings` say how calls are sketched, `decide` which are not, and `sketch` computes one. `skeinformer.sketched` and
-`skeinformer.compare` go by the same three.
+`Settings` say how calls are sketched, `decide` which are not, and `sketch_call` computes one. `skeinformer.sketched`
+and `skeinformer.compare` go by the same three.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
-from types import SimpleNamespace
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,23 +20,18 @@ from skeinformer.attention.methods import DEFAULT
 from skeinformer.attention.seeds import layer_seed
 from skeinformer.kernels.choice import first_derivative, recorded
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
+from skeinformer.nn.kept import KEPT, constant_of_a_graph, keep
 from skeinformer.nn.shapes import Four, as_torch, padding_of, to_four, unusual
 from skeinformer.noise import from_seed
 from skeinformer.registry import check_options, lookup
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Given = tuple[tuple[str, Any], ...]
 
 OF_THE_CALL = {  # what a method may take and is no option here, and why
     "scale": "every call brings its own scale",
     "max_len": "a call may have any length, so that methods with a weight for each position cannot be taken",
 }
-KEPT = 1024  # settings and modules, at most
 EXACT = "softmax"
-_kept = SimpleNamespace()  # made by `settings_name` and `module_name`
-_names: dict[str, str] = {}  # of what is kept, the oldest first
-_numbers = count()  # never the same again: a compiled graph may still look for an old name
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ class Settings:
         return f"{self.method}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
-class Sketch(NamedTuple):
+class Attended(NamedTuple):
     """What stands for torch's result."""
 
     output: Tensor
@@ -122,7 +115,7 @@ def scaled_dot_product_attention(
     if reason is not None:
         return exactly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     four = to_four(query, key, value, mask)
-    return as_torch(sketch(settings, 0, four, scale).output, query, key, value, attn_mask)
+    return as_torch(sketch_call(settings, 0, four, scale).output, query, key, value, attn_mask)
 
 
 def decide(
@@ -163,10 +156,10 @@ def decide(
     return reason, mask
 
 
-def sketch(settings: Settings, number: int, four: Four, scale: float | None, certify: bool = False) -> Sketch:
+def sketch_call(settings: Settings, number: int, four: Four, scale: float | None, certify: bool = False) -> Attended:
     """(b, h, n, p_v) of the call with this number among those of a model; with `certify` also its error."""
     query, key, value, key_mask = four
-    module: Attention = getattr(_kept, module_name(settings, query.shape[-1], scale))
+    module: Attention = getattr(KEPT, module_name(settings, query.shape[-1], scale))
     groups = query.shape[1] // key.shape[1]
     seed = None if recorded(query, key, value) else layer_seed(settings.seed, number)
     masks: dict[str, Any] = {"key_mask": key_mask}
@@ -183,7 +176,7 @@ def sketch(settings: Settings, number: int, four: Four, scale: float | None, cer
         else:
             output = module(part, key, value, noise=noise, **masks)
         outputs.append(output)
-    return Sketch(by_head(outputs), by_head(errors) if errors else None)
+    return Attended(by_head(outputs), by_head(errors) if errors else None)
 
 
 def by_head(groups: list[Tensor]) -> Tensor:
@@ -213,7 +206,7 @@ def exactly(
         set_inside(before)
 
 
-def exact_attention(
+def exact_with_masks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -237,54 +230,34 @@ def is_padding_by_shape(attn_mask: Tensor, query: Tensor, key: Tensor) -> bool:
     return fits and b not in (1, n)
 
 
-def constant_of_a_graph(function: Callable[P, R]) -> Callable[P, R]:
-    """`torch.compiler.assume_constant_result`, which would load the compiler already when this file is imported."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 def settings_of(method: str, budget: int | None, min_length: MinLength, seed: int | None, given: Given) -> Settings:
     """What these arguments say, or an error that names a wrong one."""
-    settings: Settings = getattr(_kept, settings_name(method, budget, min_length, seed, given))
+    settings: Settings = getattr(KEPT, settings_name(method, budget, min_length, seed, given))
     return settings
 
 
 @constant_of_a_graph
 def settings_name(method: str, budget: int | None, min_length: MinLength, seed: int | None, given: Given) -> str:
-    """The name in `_kept` of what these arguments say, checked and made once.
-
-    A compiler takes the name as a constant; it could not take the settings or a module, nor make one.
-    """
+    """The name in KEPT of what these arguments say, checked and made once."""
     arguments = (method, budget, min_length, seed, given)
     return keep(repr(arguments), lambda: Settings(*arguments))
 
 
 @constant_of_a_graph
 def module_name(settings: Settings, head_dim: int, scale: float | None) -> str:
-    """The name in `_kept` of the method for heads of this width."""
+    """The name in KEPT of the method for heads of this width."""
     return keep(repr((settings, head_dim, scale)), lambda: settings.build(head_dim, scale))
 
 
 @constant_of_a_graph
 def sizes_in_force(settings: Settings) -> tuple[int | None, int]:
     """d, None where another option sets the size, and the number of pilots."""
-    return sizes_of(getattr(_kept, module_name(settings, 8, None)))
+    return budget_and_pilots(getattr(KEPT, module_name(settings, 8, None)))
 
 
-def sizes_of(module: Attention) -> tuple[int | None, int]:
+def budget_and_pilots(module: Attention) -> tuple[int | None, int]:
     """d, None where another option sets the size, and the number of pilots."""
     return module.budget_in_force, getattr(module.options, "num_pilots", None) or 0
-
-
-def keep(arguments: str, make: Callable[[], object]) -> str:
-    """The name in `_kept` of what `make` makes, once for the same arguments: True is not 1 there, nor 8 8.0."""
-    if arguments not in _names:
-        made = make()
-        while len(_names) >= KEPT:
-            delattr(_kept, _names.pop(next(iter(_names))))
-        _names[arguments] = f"kept_{next(_numbers)}"
-        setattr(_kept, _names[arguments], made)
-    return _names[arguments]
 
 
 @cache

@@ -344,7 +344,7 @@ def test_one_method_is_set_apart_from_the_others() -> None:
         ({"method": "performer", "num_pilots": 3}, "attention 'performer' has no option 'num_pilots'"),
         ({"method": "skeinfromer"}, "unknown attention 'skeinfromer'; did you mean 'skeinformer'"),
         ({"budget": 0}, "budget must be at least 1"),
-        ({"scale": 1.0}, "register has no option 'scale'"),
+        ({"scale": 1.0}, "register takes no 'scale' here"),
         ({"columns": "best"}, "columns='best' is not known"),
         ({"seed": 1.5}, "seed must be an integer or None"),
         ({"decoder_cross_attention": 1}, "decoder_cross_attention must be True or False"),
