@@ -148,9 +148,8 @@ def measure_share(tell: OnMessage, task: Task) -> dict[str, Found]:
     if task.exact:
         runs[GATHERED] = _run(exact_over_gathered, inputs, task.mode)
         sent = sum(x.numel() * x.element_size() for x in inputs[1:])
-        received[GATHERED] = (
-            (ranks - 1) * sent * (2 if task.mode == "both" else 1)
-        )  # gradients are summed where they go
+        passes = 2 if task.mode == "both" else 1  # gradients are summed where they go
+        received[GATHERED] = (ranks - 1) * sent * passes
     for contender in task.contenders:
         module = build_contender(
             contender, head_dim=task.sizes.head_dim, max_len=None, budget=task.budget, group=dist.group.WORLD
