@@ -1,5 +1,8 @@
 """Sketched self-attention: softmax attention over long sequences in linear time, with a measured error."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from skeinformer import distributed, nn
 from skeinformer.attention import (
     METHODS,
@@ -47,3 +50,11 @@ __all__ = [
     "skein_attention",
     "sketched",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """`skeinformer.huggingface` is loaded when it is asked for; without transformers its error names the extra."""
+        if name == "huggingface":
+            return import_module("skeinformer.huggingface")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

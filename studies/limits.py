@@ -29,12 +29,12 @@ from skeinformer.lab.lra.store import open_store
 from skeinformer.lab.records import Ledger, Record, append, read, read_known
 from skeinformer.lab.report.intervals import t_interval
 from skeinformer.lab.training.options import Train
+from skeinformer.nn.functional import EXACT
 from studies.command import start
 from studies.finetune import second_half
 from studies.mixed import mixed_offered
 from studies.pages import filled, markdown
 
-EXACT = "softmax"
 FEWEST = 2  # seeds that give an interval
 KEYS = ("task", "arm", "d", "seed", "asked")  # what tells a run from others; asked: for how many steps
 HEAD = ("arm", "d", "seeds", "loss", "accuracy, %")

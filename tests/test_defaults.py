@@ -1,6 +1,7 @@
 """A method has the same options whichever way it is called, and every way names an option that is misspelled."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 import skeinformer
 from skeinformer.attention import METHODS
+from skeinformer.attention.methods import DEFAULT
 from skeinformer.attention.seeds import layer_seed
 from tests.helpers import tensors
 
@@ -29,6 +31,16 @@ def layer(name: str) -> nn.MultiheadAttention:
     """A layer of torch; attention dropout is the layer's own, so it has what the row would set."""
     dropout: Any = METHODS[name].options.get("dropout", 0.0)
     return nn.MultiheadAttention(WIDTH, HEADS, dropout=dropout, batch_first=True)
+
+
+class OneLayer(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.attention = layer(name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.attention(x, x, x)[0]
+        return output
 
 
 def needed(name: str) -> dict[str, Any]:
@@ -57,18 +69,20 @@ def test_defaults_are_the_same_in_compare(name: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(run, "measure_call", measured)
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = layer(name)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            output: torch.Tensor = self.attention(x, x, x)[0]
-            return output
-
-    skeinformer.compare(Model(), torch.randn(1, N, WIDTH), name, rounds=1, show=False, **needed(name))
+    skeinformer.compare(OneLayer(name), torch.randn(1, N, WIDTH), name, rounds=1, show=False, **needed(name))
     (attention,) = seen
     assert attention.options == skeinformer.build(name, head_dim=WIDTH // HEADS, **needed(name)).options
+
+
+def test_the_method_is_the_same_in_every_drop_in_that_is_told_none() -> None:
+    model: Any = layer("softmax")
+    skeinformer.convert(model)
+    assert model.method == skeinformer.nn.MultiheadAttention(WIDTH, HEADS).method == DEFAULT
+    assert skeinformer.sketched().settings.method == DEFAULT
+    function = inspect.signature(skeinformer.scaled_dot_product_attention)
+    assert function.parameters["method"].default == DEFAULT
+    x = torch.randn(1, N, WIDTH)
+    assert skeinformer.compare(OneLayer("softmax"), x, rounds=1, show=False).whole["method"] == DEFAULT
 
 
 def test_defaults_are_the_same_in_register(huggingface: Any) -> None:

@@ -172,7 +172,10 @@ def test_a_wrong_import_is_found(module: str, source: str, complaint: str) -> No
     [
         ("skeinformer.sketch.base", "import math\nimport torch.nn.functional as F\nfrom skeinformer import noise"),
         ("skeinformer.attention.skein", "from skeinformer.sketch import draw\nfrom .virtual_keys import attend"),
-        ("skeinformer.huggingface.rules", "import transformers\nfrom skeinformer.huggingface.settings import Settings"),
+        (
+            "skeinformer.huggingface.rules",
+            "import transformers\nfrom skeinformer.huggingface.settings import LayerSettings",
+        ),
         ("skeinformer.compare.transformers_models", "import transformers\nfrom skeinformer.huggingface import rules"),
         ("skeinformer.lab.measure.speed", "import transformers\nfrom skeinformer.attention import METHODS"),
         ("skeinformer.lab.measure.steps", "from skeinformer.lab.training.model import Classifier"),

@@ -8,6 +8,7 @@ from skeinformer.attention.base import Attention
 from skeinformer.attention.bigbird import BigBird
 from skeinformer.attention.blockbert import BlockBert
 from skeinformer.attention.cluster import Cluster
+from skeinformer.attention.costs import INFORMER, SKEINFORMER, Cost, Costs
 from skeinformer.attention.exact import Softmax, VMean
 from skeinformer.attention.informer import Informer
 from skeinformer.attention.linear import LinearTransformer, Performer
@@ -21,6 +22,7 @@ from skeinformer.attention.sparse_transformer import SparseTransformer
 from skeinformer.registry import check_options, lookup
 
 PAPER = "Chen et al. 2022"
+DEFAULT = "cluster"  # the method of layers, models and calls that are told none
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class Method:
     """Selects by draws among which padding may be; what is padding never enters the output."""
     same_as: str | None = None
     """The row that computes the same without padding, options and training."""
+    costs: Costs | None = None
+    """What a head takes beside exact attention; None, of what is not measured, counts as Skeinformer's."""
+    varied_pilots: bool = False
+    """Measured with several numbers of pilots, on which its time depends most."""
     in_table_1: bool = True
     """A row of the paper's Table 1."""
     page: str | None = None
@@ -125,6 +131,7 @@ METHODS: dict[str, Method] = {
         reads_queries=False,
         row_by_row=True,
         sequence_parallel=True,
+        costs=Costs(Cost(0, 20, 0, 0), Cost(0, 15, 0, 0)),
     ),
     "performer": Method(
         Performer,
@@ -135,6 +142,7 @@ METHODS: dict[str, Method] = {
         random=True,
         row_by_row=True,
         sequence_parallel=True,
+        costs=Costs(Cost(0, 0, 5.3, 0), Cost(0, 0, 5.1, 0)),
     ),
     "linear_transformer": Method(
         LinearTransformer,
@@ -146,6 +154,7 @@ METHODS: dict[str, Method] = {
         row_by_row=True,
         sequence_parallel=True,
         in_table_1=False,
+        costs=Costs(Cost(0, 620, 0, 0), Cost(0, 650, 0, 0)),
     ),
     "nystromformer": Method(
         Nystromformer,
@@ -154,6 +163,7 @@ METHODS: dict[str, Method] = {
         "Xiong et al. 2021",
         "O(n d p + d^3)",
         exact_from=1,
+        costs=Costs(Cost(0, 0, 11, 0), Cost(0, 0, 11.6, 0)),
     ),
     "sketched": Method(
         Sketched,
@@ -175,6 +185,7 @@ METHODS: dict[str, Method] = {
         "Wang et al. 2020",
         "O(n d p)",
         row_by_row=True,
+        costs=Costs(Cost(0, 0, 2.5, 0), Cost(0, 0, 2.4, 0)),
     ),
     "linformer_jlt": Method(
         Sketched,
@@ -197,6 +208,7 @@ METHODS: dict[str, Method] = {
         exact_from=1,
         random=True,
         padded_draws=True,
+        costs=INFORMER,
     ),
     "informer_mask": Method(
         Informer,
@@ -208,6 +220,7 @@ METHODS: dict[str, Method] = {
         random=True,
         same_as="informer",
         options={"masked_selection": True},
+        costs=INFORMER,
     ),
     "bigbird": Method(
         BigBird,
@@ -218,6 +231,7 @@ METHODS: dict[str, Method] = {
         exact_from=1,
         random=True,
         cross_attention=False,
+        costs=Costs(Cost(0, 0, 7.8, 0), Cost(0, 0, 6.4, 0)),
     ),
     "longformer": Method(
         Longformer,
@@ -228,6 +242,7 @@ METHODS: dict[str, Method] = {
         exact_from=2,
         cross_attention=False,
         in_table_1=False,
+        costs=Costs(Cost(0, 0, 5, 0), Cost(0, 0, 4, 0)),
     ),
     "sparse_transformer": Method(
         SparseTransformer,
@@ -238,6 +253,7 @@ METHODS: dict[str, Method] = {
         exact_from=2,
         cross_attention=False,
         in_table_1=False,
+        costs=Costs(Cost(0, 0, 15, 0), Cost(0, 0, 17, 0)),
     ),
     "blockbert": Method(
         BlockBert,
@@ -248,6 +264,7 @@ METHODS: dict[str, Method] = {
         exact_from=1,
         cross_attention=False,
         in_table_1=False,
+        costs=Costs(Cost(0, 0, 2.5, 0), Cost(0, 0, 2.1, 0)),
     ),
     "reformer": Method(
         Reformer,
@@ -258,6 +275,7 @@ METHODS: dict[str, Method] = {
         random=True,
         cross_attention=False,
         shares_keys=True,
+        costs=Costs(Cost(0, 0, 11.6, 0), Cost(0, 0, 6, 0)),
     ),
     "skeinformer": Method(
         Skeinformer,
@@ -269,6 +287,8 @@ METHODS: dict[str, Method] = {
         random=True,
         sequence_parallel=True,
         page="skeinformer.md",
+        costs=SKEINFORMER,
+        varied_pilots=True,
     ),
     "skeinformer_uniform": Method(
         Skeinformer,
@@ -281,6 +301,7 @@ METHODS: dict[str, Method] = {
         row_by_row=True,
         sequence_parallel=True,
         options={"columns": "uniform", "reuse_pilots": False},
+        costs=Costs(Cost(220_000, 100, 1, 0), Cost(60_000, 120, 1, 0)),
     ),
     "skeinformer_no_norm": Method(
         Skeinformer,
@@ -326,6 +347,7 @@ METHODS: dict[str, Method] = {
         sequence_parallel=True,
         in_table_1=False,
         page="cluster.md",
+        costs=Costs(Cost(600_000, 156, 6, 3), Cost(300_000, 340, 3, 1)),
     ),
 }
 

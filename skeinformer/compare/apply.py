@@ -13,8 +13,7 @@ from skeinformer.compare.record import Record
 from skeinformer.compare.result import Comparison, verdict_of
 from skeinformer.nn.applied import apply_to_layers
 from skeinformer.nn.calls import apply_to_calls, calls_remembered, forget_calls
-from skeinformer.nn.convert import attention_layers
-from skeinformer.nn.convert import remembered as layers_remembered
+from skeinformer.nn.convert import attention_layers, layers_remembered
 from skeinformer.nn.decision import MinLength, check_min_length
 from skeinformer.nn.found import check_model, of_transformers
 from skeinformer.nn.verdict import CALL, Choice, Verdict, fit, read_verdict
@@ -61,7 +60,7 @@ def apply_verdict(model: nn.Module, verdict: Verdict) -> Verdict:
     try:
         places = fit(others, {**known, **aliases, **own_name})
     except ValueError:
-        refuse_own_attention(model)
+        refuse_own_attentions(model)
         raise
     places = {name: {**aliases, **own_name}.get(place, place) for name, place in places.items()}
     apply_to_layers(model, verdict.of({name: place for name, place in places.items() if place in layers}))
@@ -155,7 +154,7 @@ def models_of_transformers(model: nn.Module) -> dict[str, dict[str, str]]:
     return found
 
 
-def refuse_own_attention(model: nn.Module) -> None:
+def refuse_own_attentions(model: nn.Module) -> None:
     """Raise where a model of transformers in `model` can have no verdict at all."""
     if of_transformers(model):
         from skeinformer.huggingface.applied import outermost, refuse_own_attention
@@ -166,12 +165,12 @@ def refuse_own_attention(model: nn.Module) -> None:
 
 def apply_to_part(part: nn.Module, verdict: Verdict) -> None:
     """A model of transformers: exact if the verdict has nothing of it."""
-    from skeinformer.huggingface.applied import apply_to_model, make_exact
+    from skeinformer.huggingface.applied import apply_to_model, make_model_exact
 
     if verdict.layers:
         apply_to_model(part, verdict)
     else:
-        make_exact(part)
+        make_model_exact(part)
 
 
 def apply_configurations(model: nn.Module, min_length: MinLength | None) -> Verdict:
@@ -197,7 +196,7 @@ def remembered(model: nn.Module) -> Callable[[], None]:
     """What makes all that `apply` changes in a model again what it is now."""
     undo = [layers_remembered(model), calls_remembered(model)]
     if of_transformers(model):
-        from skeinformer.huggingface.applied import remembered as models_remembered
+        from skeinformer.huggingface.applied import models_remembered
 
         undo.append(models_remembered(model))
 

@@ -18,8 +18,9 @@ from skeinformer.compare.contender import Contender, has_budget
 from skeinformer.compare.measure import frobenius_error, interleaved, quartiles, ratio
 from skeinformer.compare.record import Record
 from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.nn.functional import by_head
 
-OnStep = Callable[[str], None]  # is told what is under way
+OnLayer = Callable[[str], None]  # is told what is under way
 Needed = list[int | None]  # d of a whole layer, then of each head
 SCORES_AT_ONCE = 2**24  # of the rows whose entropy is taken
 
@@ -57,14 +58,14 @@ class Call:
 
     def run(self, attention: Attention) -> Tensor:
         """(b, h, n, p_v)."""
-        return _heads([attention(query, self.key, self.value, **self._masks()) for query in self._queries()])
+        return by_head([attention(query, self.key, self.value, **self._masks()) for query in self._queries()])
 
     def certify(self, attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
         """The same output, its error as the method estimates it, and the bound of that error, (b, h) each."""
         masks: dict[str, Any] = self._masks()
         found = [attention.certify(query, self.key, self.value, **masks) for query in self._queries()]
-        error, upper = (_heads([getattr(info, name) for _, info in found]) for name in ("error", "error_upper"))
-        return _heads([output for output, _ in found]), error, upper
+        error, upper = (by_head([getattr(info, name) for _, info in found]) for name in ("error", "error_upper"))
+        return by_head([output for output, _ in found]), error, upper
 
     def exact(self) -> Attention:
         """Exact attention with the scale of the layer."""
@@ -235,11 +236,6 @@ def _first(known: Needed, errors: list[float], d: int, tolerance: float, least: 
     """d where it meets the tolerance, is not below `least`, and no smaller one is known."""
     rows = zip(known, errors, least or [1] * len(known), strict=True)
     return [d if old is None and error <= tolerance and d >= bound else old for old, error, bound in rows]
-
-
-def _heads(groups: list[Tensor]) -> Tensor:
-    """Heads in the order of the queries, of what was computed for each head of a group."""
-    return groups[0] if len(groups) == 1 else torch.stack(groups, 2).flatten(1, 2)
 
 
 def _quotients(missed: Tensor, norm: Tensor) -> list[float]:

@@ -14,7 +14,7 @@ from skeinformer.compare.text import of_comparison, paragraphs, table, verdicts
 from skeinformer.nn.verdict import CALL, Choice, Verdict
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Exact and sketched attention side by side. `print()` shows it, `records()` are what `skein report` reads."""
 
@@ -58,6 +58,15 @@ class Comparison:
     def text(self, *, heads: bool = True) -> str:
         """A table of layers, and of their heads unless told otherwise; then what it says, in sentences."""
         return f"{table(self.layers, heads=heads)}\n\n{paragraphs(self.whole, self.layers)}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        told = self.whole
+        size = "" if told.get("budget") is None else f", d = {told['budget']}"
+        safe = f"{told.get('layers_safe')} of {told.get('layers')} attention layers safe"
+        return f"<Comparison of {told.get('model')} with {told.get('label')}{size}: {safe}; print() shows all of it>"
 
     def print(self, file: IO[str] | None = None, *, heads: bool = True) -> None:
         """Write the text to a file, or where `print` writes: at most 80 columns wide."""

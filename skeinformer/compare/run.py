@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skeinformer.attention.methods import DEFAULT
 from skeinformer.compare.contender import OFFERED, Contender, has_budget, parse
 from skeinformer.compare.inputs import call_model, real_rows, warn_of_padding
-from skeinformer.compare.layers import Call, OnStep, Plan, Side, measure_call
+from skeinformer.compare.layers import Call, OnLayer, Plan, Side, measure_call
 from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.compare.outputs import compare_outputs, tensors_of
 from skeinformer.compare.record import Record, Value, machine
@@ -41,7 +42,7 @@ def compare(
     name: str | None = None,
     text: str = "",
     show: bool = True,
-    on_step: OnStep = lambda step: None,
+    on_step: OnLayer = lambda step: None,
     **options: Any,
 ) -> Comparison:
     """Exact and sketched attention side by side, on `inputs`: what each layer and head loses, and what the model does.
@@ -50,7 +51,7 @@ def compare(
     module that holds some, or one that calls `F.scaled_dot_product_attention` itself, whose calls are `call 0`,
     `call 1`, ...; it is run in evaluation mode without gradients and left as it was. inputs: a dict of
     arguments, a tuple of them, or a single one. method: a name of METHODS, as in "skeinformer:num_pilots=32", with its
-    `options`; None is "skeinformer". `budget` is d, None the method's own. Layer i draws by `seed * 1009 + i`.
+    `options`; None is "cluster". `budget` is d, None the method's own. Layer i draws by `seed * 1009 + i`.
 
     Per layer and head, on the queries, keys and values of the exact run: the true relative error, the method's own
     estimate and bound of it, the mean entropy of `entropy_rows` attention rows, the time of both in interleaved rounds,
@@ -127,7 +128,7 @@ def read_methods(
     if not search:
         if method is not None and not isinstance(method, str):
             raise TypeError(f"method must be one name, got {method!r}; several are for search=True")
-        return [read_method("skeinformer" if method is None else method, budget, options)]
+        return [read_method(DEFAULT if method is None else method, budget, options)]
     if budget is not None:
         raise ValueError(f"search=True chooses the budget of each layer; leave out budget={budget}, or search")
     names = CANDIDATES if method is None else [method] if isinstance(method, str) else method

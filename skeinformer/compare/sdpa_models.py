@@ -17,7 +17,7 @@ from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.inside import is_inside
 from skeinformer.attention.seeds import layer_seed
 from skeinformer.compare.layers import Call
-from skeinformer.nn.functional import OF_THE_CALL, Settings, decide, exactly, hashable, left_out, sketch
+from skeinformer.nn.functional import OF_THE_CALL, Settings, decide, exactly, hashable, left_out, sketch_call
 from skeinformer.nn.scope import arguments, without
 from skeinformer.nn.shapes import as_torch, to_four
 from skeinformer.registry import lookup
@@ -65,7 +65,7 @@ class SdpaCalls(TorchFunctionMode):
         query, key, value, scale = (call[name] for name in ("query", "key", "value", "scale"))
         if reason is None and self.state == "sketched":
             assert self.settings is not None
-            output = sketch(self.settings, number, to_four(query, key, value, mask), scale).output
+            output = sketch_call(self.settings, number, to_four(query, key, value, mask), scale).output
             return as_torch(output, query, key, value, call["attn_mask"])
         if self.state == "watched":
             if reason is not None:

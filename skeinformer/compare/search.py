@@ -19,12 +19,12 @@ from skeinformer.attention import Attention
 from skeinformer.compare.apply import apply_verdict, remembered
 from skeinformer.compare.contender import Contender, has_budget
 from skeinformer.compare.inputs import call_model
-from skeinformer.compare.layers import Call, Missed, OnStep, Plan, Side, exact_output, measure_call
+from skeinformer.compare.layers import Call, Missed, OnLayer, Plan, Side, exact_output, measure_call
 from skeinformer.compare.measure import frobenius_error
 from skeinformer.compare.record import Record
 from skeinformer.compare.sides import arranged
 from skeinformer.nn.decision import AUTO, estimated_pairs, why_exact
-from skeinformer.nn.functional import EXACT, sizes_of
+from skeinformer.nn.functional import EXACT, budget_and_pilots
 from skeinformer.nn.verdict import Verdict
 
 Sizes = tuple[int, int, int | None, int, int, bool, str, str]  # the arguments of `worth_sketching`
@@ -69,7 +69,7 @@ def try_call(call: Call, contender: Contender, budget: int) -> list[Tried]:
 def sizes_in(call: Call, attention: Attention, method: str) -> Sizes:
     """What the decision goes by, without gradients."""
     n, n_k, p = call.query.shape[-2], call.key.shape[-2], call.query.shape[-1]
-    return (n, n_k, *sizes_of(attention), p, False, method, call.query.device.type)
+    return (n, n_k, *budget_and_pilots(attention), p, False, method, call.query.device.type)
 
 
 def candidates(contender: Contender, budget: int, keys: int) -> list[tuple[Contender, int]]:
@@ -110,7 +110,7 @@ class Found:
 
 
 def search_layers(
-    model: nn.Module, inputs: Any, contenders: Sequence[tuple[Contender, int]], plan: Plan, seed: int, on_step: OnStep
+    model: nn.Module, inputs: Any, contenders: Sequence[tuple[Contender, int]], plan: Plan, seed: int, on_step: OnLayer
 ) -> Found:
     """Try every contender in every call of the model, in one pass each, and choose for each layer."""
     tried: dict[str, dict[int, list[Tried]]] = {}
@@ -136,7 +136,7 @@ def measure_chosen(
     found: Found,
     plan: Plan,
     seed: int,
-    on_step: OnStep,
+    on_step: OnLayer,
 ) -> list[Record]:
     """The records of all calls, each layer by what was chosen for it, as `measure_call` gives them."""
     records: dict[tuple[str, int], list[Record]] = {}
@@ -150,7 +150,7 @@ def measure_chosen(
             on_step(f"{chosen.label}, {call.layer}")
             its = replace(plan, contender=contender, budget=chosen.settings(None)[0] or d)
             if not own or why_exact(AUTO, *sizes_in(call, call.make(its.budget), contender.method)) is not None:
-                call, its = exactly(call), replace(plan, contender=Contender(EXACT))
+                call, its = as_exact(call), replace(plan, contender=Contender(EXACT))
             extra: Record = {"index": found.order[place], "call": number, "chosen": chosen.spec}
             records[place] = [{**extra, **record} for record in measure_call(call, its)]
 
@@ -158,7 +158,7 @@ def measure_chosen(
     return [record for place in sorted(records, key=found.order.__getitem__) for record in records[place]]
 
 
-def exactly(call: Call) -> Call:
+def as_exact(call: Call) -> Call:
     """The call by exact attention at any budget."""
     exact = call.exact()
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from skeinformer.attention import Attention
 from skeinformer.attention.exact import Softmax
 from skeinformer.compare.layers import Call
-from skeinformer.nn.applied import make_exact
+from skeinformer.nn.applied import make_layers_exact
 from skeinformer.nn.attention import MultiheadAttention, build_attention
 from skeinformer.nn.convert import attention_layers, convert
 
@@ -25,7 +25,7 @@ class TorchLayers:
 
     def exact(self) -> None:
         """Layers of torch as torch computes them; layers built as ours by exact attention."""
-        make_exact(self.model)
+        make_layers_exact(self.model)
 
     def sketched(self) -> None:
         """All layers that `convert` takes by the method."""

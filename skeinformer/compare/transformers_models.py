@@ -14,8 +14,9 @@ from skeinformer.attention import METHODS, Attention
 from skeinformer.compare.layers import Call
 from skeinformer.huggingface.applied import implementations, outermost
 from skeinformer.huggingface.interface import attention_forward, exact_forward, masks_of, sizes_of_call
-from skeinformer.huggingface.rules import padding_mask, refuse, why_exact
-from skeinformer.huggingface.settings import Settings
+from skeinformer.huggingface.rules import padding_mask, refuse, why_layer_is_exact
+from skeinformer.huggingface.settings import LayerSettings
+from skeinformer.huggingface.stack import layer_number
 from skeinformer.nn.functional import hashable, left_out
 from skeinformer.registry import lookup
 
@@ -33,7 +34,7 @@ class TransformersLayers:
         self.names = {module: name for name, module in model.named_modules()}
         self.before = implementations(model)
         kept = tuple((name, hashable(x)) for name, x in sorted(options.items()) if name != "budget")
-        self.settings = Settings(method, options.get("budget"), seed, min_length=0, options=kept)
+        self.settings = LayerSettings(method, options.get("budget"), seed, min_length=0, options=kept)
         self.left: dict[str, str] = {}
 
     def exact(self) -> None:
@@ -73,12 +74,12 @@ class TransformersLayers:
             raise ValueError(f"the model is called with {option!r}, an option of the method; give it to compare itself")
         refuse(self.settings, query, key, attention_mask, kwargs)
         name, sizes = self.names.get(module, type(module).__name__), sizes_of_call(self.settings, ())
-        reason = why_exact(self.settings, sizes, module, query, key, attention_mask, is_causal, kwargs)
+        reason = why_layer_is_exact(self.settings, sizes, module, query, key, attention_mask, is_causal, kwargs)
         if reason is not None:
             self.left[name] = reason
         else:
             masks = masks_of(module, query, key, attention_mask)
-            layer, p = getattr(module, "layer_idx", None) or 0, query.shape[-1]
+            layer, p = layer_number(module), query.shape[-1]
 
             def make(d: int) -> Attention:
                 sized = self.settings if self.settings.budget is None else replace(self.settings, budget=d)

@@ -15,13 +15,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from skeinformer.huggingface.interface import attention_forward
 from skeinformer.huggingface.rules import padding_mask
-from skeinformer.huggingface.settings import Settings, available, flat, names_in, option_names
+from skeinformer.huggingface.settings import LayerSettings, available, flat, names_in, option_names
 from skeinformer.huggingface.stack import attending, callers
 from skeinformer.nn.convert import ALSO_UNDONE
 from skeinformer.nn.functional import left_out
 from skeinformer.nn.verdict import Choice, Verdict, fit, read_verdict
 
 APPLIED = "skein-applied"
+SAVED = "skein-applied: import skeinformer.huggingface first"  # in a file: a process that does not know it shows it
 OF_A_MODULE = "skein_settings"  # what a module attends by
 IN_CONFIG, NAME_IN_CONFIG = "skeinformer", "attn_implementation"
 BEFORE = "skein_before"  # what a model attended by before there was a verdict
@@ -100,7 +101,7 @@ class Name:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo.get(id(self.config))
-        return names_in(self.config) if copied is None else Name(copied)
+        return as_saved(names_in(self.config)) if copied is None else Name(copied)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Name) and names_in(other.config) == names_in(self.config)
@@ -112,12 +113,19 @@ class Name:
         return repr(names_in(self.config))
 
 
+def as_saved(names: Any) -> Any:
+    """What `names_in` gives, as a file has it."""
+    if isinstance(names, dict):
+        return {part: as_saved(own) for part, own in names.items()}
+    return SAVED if names == APPLIED else names
+
+
 def keep_name(model: PreTrainedModel) -> None:
     """Let `config.json` have the name of the attention, which transformers leaves out."""
     setattr(model.config, NAME_IN_CONFIG, Name(model.config))
 
 
-def make_exact(model: Any) -> None:
+def make_model_exact(model: Any) -> None:
     """Exact attention in a model that a verdict says nothing of."""
     undo(model)
     names = names_in(model.config)
@@ -130,9 +138,9 @@ def attach(model: PreTrainedModel, verdict: Verdict) -> Verdict:
     """Tell every module that may attend what it does, and the configuration all of it, by the names in this model."""
     modules = dict(attending(model))
     places = fit(verdict.layers, modules)
-    told = dict.fromkeys(modules.values(), settings_of(Choice(), verdict))
+    told = dict.fromkeys(modules.values(), layer_settings(Choice(), verdict))
     for name, choice in verdict.layers.items():
-        told[modules[places[name]]] = settings_of(choice, verdict)
+        told[modules[places[name]]] = layer_settings(choice, verdict)
     for module, settings in told.items():
         setattr(module, OF_A_MODULE, settings)
     found = verdict.of(places)
@@ -140,10 +148,10 @@ def attach(model: PreTrainedModel, verdict: Verdict) -> Verdict:
     return found
 
 
-def settings_of(choice: Choice, verdict: Verdict) -> Settings:
+def layer_settings(choice: Choice, verdict: Verdict) -> LayerSettings:
     """What a layer attends by, or an error that names a wrong option."""
     told = (choice.method, choice.budget, verdict.seed, False, verdict.min_length, choice.options)
-    settings = Settings(*told, shown=APPLIED)
+    settings = LayerSettings(*told, shown=APPLIED)
     settings.build()
     return settings
 
@@ -211,7 +219,7 @@ def implementations(model: nn.Module) -> list[tuple[Any, Any]]:
     return [(config, config._attn_implementation) for config in found.values()]
 
 
-def remembered(model: nn.Module) -> Callable[[], None]:
+def models_remembered(model: nn.Module) -> Callable[[], None]:
     """What makes the attention and the verdicts of the models of transformers in `model` again what they are now."""
     before = implementations(model)
     places = [*model.modules(), *(config for config, _ in before)]
@@ -237,6 +245,7 @@ def remembered(model: nn.Module) -> Callable[[], None]:
 
 
 NAMES = (OF_A_MODULE, IN_CONFIG, NAME_IN_CONFIG, BEFORE)
-AttentionInterface.register(APPLIED, applied_forward)
-AttentionMaskInterface.register(APPLIED, padding_mask)
+for _name in (APPLIED, SAVED):
+    AttentionInterface.register(_name, applied_forward)
+    AttentionMaskInterface.register(_name, padding_mask)
 ALSO_UNDONE.append(undo)

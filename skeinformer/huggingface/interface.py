@@ -4,8 +4,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
-from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -13,15 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from skeinformer.huggingface.rules import CAUSAL, as_padding, attends_elsewhere, refuse, why_exact
-from skeinformer.huggingface.settings import Given, Settings
-from skeinformer.nn.functional import by_head, hashable, sizes_of
+from skeinformer.huggingface.rules import CAUSAL, as_padding, attends_elsewhere, refuse, why_layer_is_exact
+from skeinformer.huggingface.settings import LayerSettings
+from skeinformer.huggingface.stack import layer_number
+from skeinformer.kernels.choice import first_derivative
+from skeinformer.nn.functional import Given, budget_and_pilots, by_head, hashable
+from skeinformer.nn.kept import KEPT, constant_of_a_graph, keep
 
 SKETCHED = "sketched"
-MODULES = 1024  # the most that are kept: every seed of a call makes one for each layer
-_modules = SimpleNamespace()  # made by `module_name`
-_names: dict[tuple[object, ...], str] = {}  # of the modules, the oldest first
-_numbers = count()  # never the same again: a compiled model may still look for an old name
 _watching: list[Counter[str]] = []
 _warned: set[str] = set()
 # by the identity of a configuration: it, and how many layers were causal; None once another was, or it has warned
@@ -29,7 +26,7 @@ _causal: dict[int, tuple[ref[Any] | None, int | None]] = {}
 
 
 def attention_forward(
-    settings: Settings,
+    settings: LayerSettings,
     module: nn.Module,
     query: Tensor,  # (b, h, n, p)
     key: Tensor,  # (b, h_kv, n_k, p)
@@ -44,7 +41,7 @@ def attention_forward(
     given = tuple((name, hashable(kwargs.pop(name))) for name in settings.option_names if name in kwargs)
     refuse(settings, query, key, attention_mask, kwargs)
     sizes = sizes_of_call(settings, given)
-    reason = why_exact(settings, sizes, module, query, key, attention_mask, is_causal, kwargs)
+    reason = why_layer_is_exact(settings, sizes, module, query, key, attention_mask, is_causal, kwargs)
     if not torch.compiler.is_compiling():
         _report(settings, module, reason, dropout)
     if reason is not None and settings.group is not None:
@@ -56,8 +53,8 @@ def attention_forward(
         rest = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **kwargs}
         return exact_forward(module, query, key, value, attention_mask, rest), None
     masks = masks_of(module, query, key, attention_mask)
-    layer = getattr(module, "layer_idx", None) or 0
-    method = getattr(_modules, module_name(settings, given, query.shape[-1], scaling, layer, module.training))
+    layer = layer_number(module)
+    method = getattr(KEPT, layer_name(settings, given, query.shape[-1], scaling, layer, module.training))
     groups = query.shape[1] // key.shape[1]
     # one call for each query head of a group: keys and values are never repeated
     outputs = [method(query[:, group::groups], key, value, **masks) for group in range(groups)]
@@ -77,7 +74,7 @@ def exact_forward(
     if attention_mask is not None and attention_mask.dim() == 2:
         attention_mask = attention_mask.bool()[:, None, None]  # (b, 1, 1, n_k)
     output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
-    return output
+    return first_derivative(output)
 
 
 def masks_of(module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None) -> dict[str, Tensor | None]:
@@ -87,28 +84,18 @@ def masks_of(module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tens
     return {"key_mask": mask, "query_mask": None if attends_elsewhere(module, query, key) else mask}
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def module_name(
-    settings: Settings, given: Given, head_dim: int, scale: float | None, layer: int, training: bool
+@constant_of_a_graph
+def layer_name(
+    settings: LayerSettings, given: Given, head_dim: int, scale: float | None, layer: int, training: bool
 ) -> str:
-    """The name in `_modules` of the method in the mode of the layer, made once for layers that are alike.
-
-    `given` are the options of the call. A compiler takes the name as a constant; it could not take the module itself,
-    nor make one.
-    """
+    """The name in KEPT of the method in the mode of the layer, with the options `given` in the call."""
     # True and 1, or 8 and 8.0, are equal, but not as options
     arguments = (settings, given, tuple(type(value) for _, value in given), head_dim, scale, layer, training)
-    if arguments not in _names:
-        module = settings.build(given, head_dim, scale, layer).train(training)
-        while len(_names) >= MODULES:
-            delattr(_modules, _names.pop(next(iter(_names))))
-        _names[arguments] = f"module_{next(_numbers)}"
-        setattr(_modules, _names[arguments], module)
-    return _names[arguments]
+    return keep(arguments, lambda: settings.build(given, head_dim, scale, layer).train(training))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def sizes_of_call(settings: Settings, given: Given) -> tuple[int | None, int]:
+@constant_of_a_graph
+def sizes_of_call(settings: LayerSettings, given: Given) -> tuple[int | None, int]:
     """d of a call with such options, None where another option sets it, and its number of pilots.
 
     Or an error that names a wrong option.
@@ -118,7 +105,7 @@ def sizes_of_call(settings: Settings, given: Given) -> tuple[int | None, int]:
             hash(value)
         except TypeError:
             raise TypeError(f"{name} must be a single value, got {value!r} of type {type(value).__name__}") from None
-    return sizes_of(getattr(_modules, module_name(settings, given, 8, None, 0, False)))
+    return budget_and_pilots(getattr(KEPT, layer_name(settings, given, 8, None, 0, False)))
 
 
 @contextmanager
@@ -141,7 +128,7 @@ def warn_again() -> None:
     _causal.clear()
 
 
-def _report(settings: Settings, module: nn.Module, reason: str | None, dropout: float) -> None:
+def _report(settings: LayerSettings, module: nn.Module, reason: str | None, dropout: float) -> None:
     for counter in _watching:
         counter[reason or SKETCHED] += 1
     _warn_of_causal(settings, module, reason)
@@ -154,7 +141,7 @@ def _report(settings: Settings, module: nn.Module, reason: str | None, dropout: 
         )
 
 
-def _warn_of_causal(settings: Settings, module: nn.Module, reason: str | None) -> None:
+def _warn_of_causal(settings: LayerSettings, module: nn.Module, reason: str | None) -> None:
     """Warn once where as many layers as a model has were causal, and none was anything else."""
     config = getattr(module, "config", None)
     if config is None or getattr(config, "is_encoder_decoder", False):

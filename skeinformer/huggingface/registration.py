@@ -12,12 +12,12 @@ from skeinformer.attention import METHODS
 from skeinformer.distributed.group import Group
 from skeinformer.huggingface.interface import attention_forward, warn_again
 from skeinformer.huggingface.rules import padding_mask
-from skeinformer.huggingface.settings import Settings, available, option_names
+from skeinformer.huggingface.settings import LayerSettings, available, option_names
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length
-from skeinformer.nn.functional import hashable, left_out
+from skeinformer.nn.functional import hashable, left_out, refuse_of_the_call
 from skeinformer.registry import check_flag, check_options, lookup
 
-REGISTERED: dict[str, Settings] = {}  # by name
+REGISTERED: dict[str, LayerSettings] = {}  # by name
 
 
 def register(
@@ -35,12 +35,12 @@ def register(
     With a `method`, only its name is set. Without one all are, and `options` go to the methods that have such an
     option. Calling again changes the settings of models that are already in use.
 
-    budget: d; None is each method's own default. seed: evaluation is deterministic, a layer that knows its number i
-    (`layer_idx`) draws by `seed * 1009 + i`; None draws anew at every call, as training always does, from torch's
-    global state. decoder_cross_attention: sketch the cross-attention of decoders too. It is exact by default: which
-    keys are chosen depends on all queries, so that an earlier token would see a little of the later ones. min_length:
-    layers with fewer queries or keys are exact; "auto" are those that a sketch would not make faster, and 0 is none.
-    group: every rank passes its share of the tokens; only methods that take one are set, and no layer is exact
+    budget: d; None is each method's own default. seed: evaluation is deterministic, layer i draws by `seed * 1009 + i`,
+    where i is its `layer_idx` or its place in the model; None draws anew at every call, as training always does, from
+    torch's global state. decoder_cross_attention: sketch the cross-attention of decoders too. It is exact by default:
+    which keys are chosen depends on all queries, so that an earlier token would see a little of the later ones.
+    min_length: layers with fewer queries or keys are exact; "auto" are those that a sketch would not make faster, and 0
+    is none. group: every rank passes its share of the tokens; only methods that take one are set, and no layer is exact
     (docs/distributed.md).
     """
     if method is not None:
@@ -54,7 +54,9 @@ def register(
     if method is None and shared is not None:
         chosen = [name for name in chosen if METHODS[name].sequence_parallel]
     known = {name for other in chosen for name in option_names(other)}
-    check_options("register" if method is None else f"attention {method!r}", options, sorted(known))
+    owner = "register" if method is None else f"attention {method!r}"
+    refuse_of_the_call(owner, options)
+    check_options(owner, options, sorted(known))
     told = (budget, seed, decoder_cross_attention, min_length)
     found = [read_settings(other, *told, options, shared) for other in chosen]
     for settings in found:
@@ -63,7 +65,7 @@ def register(
     return tuple(settings.name for settings in found)
 
 
-def put(settings: Settings) -> None:
+def put(settings: LayerSettings) -> None:
     """Let a name stand for these settings, here and in transformers."""
     REGISTERED[settings.name] = settings
     AttentionInterface.register(settings.name, partial(attention_forward, settings))
@@ -91,13 +93,13 @@ def read_settings(
     min_length: MinLength,
     options: dict[str, Any],
     group: Group | None = None,
-) -> Settings:
+) -> LayerSettings:
     """The settings of one method, of whose options some may be given; or an error that names what is wrong."""
     own = option_names(method)
     kept = tuple((name, hashable(value)) for name, value in options.items() if name in own)
     told = (decoder_cross_attention, min_length, kept, group)
-    Settings(method, budget, seed, *told).build()  # raises for a wrong value
-    return Settings(method, None if budget is None else index(budget), seed, *told)
+    LayerSettings(method, budget, seed, *told).build()  # raises for a wrong value
+    return LayerSettings(method, None if budget is None else index(budget), seed, *told)
 
 
 def unregister() -> tuple[str, ...]:

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from skeinformer.huggingface.settings import Settings
+from skeinformer.huggingface.settings import LayerSettings
 from skeinformer.huggingface.stack import refuse_eager
 from skeinformer.kernels.choice import recorded
 from skeinformer.nn import decision
+from skeinformer.nn.kept import constant_of_a_graph
 from skeinformer.registry import check_options
 
 # arguments that a model hands to its attention and that do not change what attention computes; what is neither here nor
-# among those that `refuse` and `why_exact` look at is refused, as one of UNKNOWN_TO_SDPA would be
+# among those that `refuse` and `why_layer_is_exact` look at is refused, as one of UNKNOWN_TO_SDPA would be
 HARMLESS = {
     # of the call of a model, which many hand on as they are
     *("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "special_tokens_mask", "labels"),
@@ -88,7 +89,7 @@ def padding_mask(
 
 
 def refuse(
-    settings: Settings, query: Tensor, key: Tensor, attention_mask: Tensor | None, kwargs: Mapping[str, Any]
+    settings: LayerSettings, query: Tensor, key: Tensor, attention_mask: Tensor | None, kwargs: Mapping[str, Any]
 ) -> None:
     """Raise a ValueError for what neither a sketch nor transformers' exact kernel computes."""
     name = settings.name
@@ -122,8 +123,8 @@ def refuse(
         raise ValueError(f"a layer has a window of {window} keys, but its mask is only one of padding; use 'sdpa'")
 
 
-def why_exact(
-    settings: Settings,
+def why_layer_is_exact(
+    settings: LayerSettings,
     sizes: tuple[int | None, int],
     module: nn.Module,
     query: Tensor,
@@ -206,7 +207,7 @@ def in_decoder(module: nn.Module, crosses: bool | None) -> bool:
     return bool(crosses or getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_of_a_graph
 def takes_another_sequence(kind: type[nn.Module]) -> bool:
     """Whether the forward of such a module has an argument for another sequence."""
     return not OTHER_SEQUENCE.isdisjoint(inspect.signature(kind.forward).parameters)

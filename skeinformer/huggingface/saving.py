@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import AutoModel, PreTrainedConfig
 
-from skeinformer.huggingface.applied import APPLIED, IN_CONFIG, NAME_IN_CONFIG, apply_to_model, verdict_in
+from skeinformer.huggingface.applied import APPLIED, IN_CONFIG, NAME_IN_CONFIG, SAVED, apply_to_model, verdict_in
 from skeinformer.huggingface.registration import REGISTERED, register, undone_on_failure
-from skeinformer.huggingface.settings import Settings, flat, names_in
+from skeinformer.huggingface.settings import LayerSettings, flat, names_in
 from skeinformer.nn.verdict import read_verdict
 
 
@@ -45,7 +45,7 @@ def load_pretrained(name_or_folder: str | PathLike[str], kind: Any = AutoModel, 
     if isinstance(found.get(IN_CONFIG), dict) and "layers" in found[IN_CONFIG]:
         model = kind.from_pretrained(name_or_folder, **options)
         # without a name it was saved again by transformers before it had run
-        if NAME_IN_CONFIG not in options and APPLIED in flat(found.get(NAME_IN_CONFIG, APPLIED)):
+        if NAME_IN_CONFIG not in options and not flat(found.get(NAME_IN_CONFIG, SAVED)).isdisjoint((APPLIED, SAVED)):
             apply_to_model(model, read_verdict(found[IN_CONFIG]))
         return model
     # transformers' own save_pretrained keeps the settings of a model that was loaded with them, but not the name
@@ -74,7 +74,7 @@ def register_saved(name: str, own: Any, place: str) -> None:
         raise ValueError(f"{place}, {name!r} holds the settings of {', '.join(names)}")
 
 
-def arguments(settings: Settings) -> dict[str, Any]:
+def arguments(settings: LayerSettings) -> dict[str, Any]:
     """The arguments of `register` for these settings; a budget of None as the number that it is today."""
     return {
         "method": settings.method,

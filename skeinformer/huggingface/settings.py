@@ -8,16 +8,13 @@ from skeinformer.attention import METHODS, Attention, Method, build
 from skeinformer.attention.seeds import layer_seed
 from skeinformer.distributed.group import Group
 from skeinformer.nn.decision import AUTO, MinLength
-from skeinformer.nn.functional import left_out
+from skeinformer.nn.functional import OF_THE_CALL, Given, left_out
 
 SKEINFORMER = "skeinformer"
-OF_THE_LAYER = ("max_len", "scale")  # set for each layer, not by the user
-
-Given = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Settings:
+class LayerSettings:
     """The method of a registered name, and how it is called."""
 
     method: str
@@ -94,4 +91,4 @@ def available() -> dict[str, str]:
 @cache
 def option_names(method: str) -> frozenset[str]:
     """The options of a method that `register` and a call take."""
-    return frozenset(METHODS[method].option_names()).difference(OF_THE_LAYER) | {"budget", "seed"}
+    return frozenset(METHODS[method].option_names()).difference(OF_THE_CALL) | {"budget", "seed"}

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from skeinformer.nn.kept import constant_of_a_graph
+
 # of each model that was called, what in it attends by a configuration: to look at all modules takes too long
 _attending: WeakKeyDictionary[nn.Module, list[ref[nn.Module]]] = WeakKeyDictionary()
+_places: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # of layers that do not know their number
 
 
 def callers(frame: FrameType | None) -> Iterator[PreTrainedModel]:
@@ -27,6 +30,26 @@ def attending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if isinstance(getattr(module, "config", None), PreTrainedConfig):
             yield name, module
+
+
+def layer_number(module: nn.Module) -> int:
+    """i of a layer, by which it draws: its `layer_idx`, or its place among the modules like it in the called model."""
+    own: int | None = getattr(module, "layer_idx", None)
+    if own is None:
+        return place_of(module) if hasattr(module, "config") else 0  # else it is no layer of a model
+    return own
+
+
+@constant_of_a_graph
+def place_of(module: nn.Module) -> int:
+    """The place among modules of one class and one configuration; outside of a model in the order of their calls."""
+    if module not in _places:
+        models = reversed(list(callers(inspect.currentframe())))
+        holds = next((list(model.modules()) for model in models if any(module is x for x in model.modules())), None)
+        known = [*_places, module] if holds is None else holds
+        alike = (x for x in known if type(x) is type(module) and getattr(x, "config", None) is module.config)
+        _places.update({x: i for i, x in enumerate(alike) if holds is not None or x is module})
+    return _places[module]
 
 
 def refuse_eager(config: Any) -> None:

@@ -22,6 +22,12 @@ _only_plain = False
 HALF = {torch.bfloat16: 3, torch.float16: 2}  # columns that hold a float32: of 8 bits each, and of 11
 ALIGNED = 8  # the kernels of CUDA take widths that are multiples of it
 WIDEST = 256  # the widest keys that the flash kernel takes
+NO_SECOND_DERIVATIVE = (
+    "this attention has no second derivative: call with create_graph=False, or use exact attention (method='softmax', "
+    "'sdpa' in a model of transformers) inside "
+    "`with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)`"
+)
+FUSED = "ScaledDotProduct"  # begins the name of what a fused kernel records
 
 
 class Route(NamedTuple):
@@ -99,6 +105,15 @@ def known(condition: Tensor) -> bool:
     return at_hand(condition) and bool(condition.all())
 
 
+def holds(condition: bool) -> bool:
+    """A condition on sizes; in a program that is exported for many lengths, whether it holds at all of them."""
+    if not torch.compiler.is_exporting():
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
+
+
 def recorded(*tensors: Tensor) -> bool:
     """Whether autograd records what is computed from these."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
@@ -135,12 +150,41 @@ def first_derivative_only(backward: Callable[P, R]) -> Callable[P, R]:
     @wraps(backward)
     def checked(*args: P.args, **options: P.kwargs) -> R:
         if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-            raise RuntimeError(
-                "sketched attention has no second derivative: call with create_graph=False, or use method='softmax'"
-            )
+            raise RuntimeError(NO_SECOND_DERIVATIVE)
         return backward(*args, **options)
 
     return checked
+
+
+def first_derivative(output: Tensor) -> Tensor:
+    """What a fused kernel returned, also in another shape: asked for its second derivative it says what to do.
+
+    Torch's kernel has none. What torch computes operation by operation has one, and is left as it is.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return output
+    node = output.grad_fn
+    for _ in range(4):  # the kernel, and what cuts, turns and copies its output
+        if node is None:
+            break
+        if node.name().startswith(FUSED):
+            node.register_prehook(_refuse_second_derivative)
+            break
+        node = node.next_functions[0][0] if node.next_functions else None
+    return output
+
+
+def only_plain_kernel() -> bool:
+    """Whether the caller wants `SDPBackend.MATH` alone, for its second derivatives; not asked in a compiled graph."""
+    if torch.compiler.is_compiling():
+        return False
+    fused = (torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_cudnn_sdp_enabled)
+    return not any(enabled() for enabled in fused)
+
+
+def _refuse_second_derivative(gradients: tuple[Tensor, ...]) -> None:
+    if torch.is_grad_enabled():  # the backward pass is recorded
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
 def fast_form(

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from skeinformer.kernels.choice import ALIGNED, Route, route_of, statistics_dtype
+from skeinformer.kernels.choice import ALIGNED, Route, first_derivative, only_plain_kernel, route_of, statistics_dtype
 
 EMPTY = -1e30  # a score of nothing, where -inf would become NaN
 LEAST = -60000.0  # the same as a number in a column of keys: float16 has it
@@ -69,7 +69,7 @@ def attend_with_normalizer(
         return attend_unfused(query, keys, values, log_weight, scale)
     call = _kernel_form(query, keys, values, log_weight, scale, found)
     output, normalizer, *_ = _forward(call, found)
-    output = _user_form(output, query, values, call)
+    output = _user_form(first_derivative(output), query, values, call)
     normalizer = normalizer.detach()[..., : query.shape[-2]].reshape(output.shape[:-1])
     return output, normalizer if call.empty is None else normalizer.masked_fill(call.empty, 0)
 
@@ -177,10 +177,10 @@ def _row_gradients_unfused(
 
 
 def _sdpa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    if query.device.type == "cpu":
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    if query.device.type == "cpu" or only_plain_kernel():
+        return first_derivative(F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale))
     with sdpa_kernel(BACKENDS):
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+        return first_derivative(F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale))
 
 
 def _forward(call: _Call, found: Route) -> Any:

@@ -7,7 +7,7 @@ from glob import escape
 from torch import nn
 
 from skeinformer.nn.attention import MultiheadAttention
-from skeinformer.nn.convert import attention_layers, convert, remembered, restore_layers
+from skeinformer.nn.convert import attention_layers, convert, layers_remembered, restore_layers
 from skeinformer.nn.functional import EXACT
 from skeinformer.nn.verdict import Choice, Verdict
 
@@ -21,9 +21,9 @@ def apply_to_layers(model: nn.Module, verdict: Verdict) -> None:
     for name, choice in verdict.layers.items():
         if not choice.exact:
             by_choice[choice].append(name)
-    put_back = remembered(model)
+    put_back = layers_remembered(model)
     try:
-        make_exact(model)
+        make_layers_exact(model)
         for choice, names in by_choice.items():
             told = {"min_length": verdict.min_length, "seed": verdict.seed, **choice.arguments()}
             report = convert(model, choice.method, filter=patterns(names), **told)
@@ -35,7 +35,7 @@ def apply_to_layers(model: nn.Module, verdict: Verdict) -> None:
         raise
 
 
-def make_exact(model: nn.Module) -> None:
+def make_layers_exact(model: nn.Module) -> None:
     """Layers of torch as torch computes them; layers built as ours by exact attention."""
     restore_layers(model)
     ours = [name for name, layer in attention_layers(model)[0].items() if isinstance(layer, MultiheadAttention)]

@@ -1,6 +1,6 @@
 """`torch.nn.MultiheadAttention` with sketched attention: its arguments, parameters, state_dict and call.
 
-`MultiheadAttention(64, 4, method="skeinformer", budget=256)` goes where `torch.nn.MultiheadAttention(64, 4)` went, also
+`MultiheadAttention(64, 4, budget=64)` goes where `torch.nn.MultiheadAttention(64, 4)` went, also
 inside `nn.TransformerEncoderLayer`, and weights load across in both directions. `skeinformer.nn.convert` puts it into a
 model that exists.
 """
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention, build
+from skeinformer.attention.methods import DEFAULT
 from skeinformer.kernels.choice import at_hand, recorded
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
-from skeinformer.nn.functional import exact_attention, sizes_of
+from skeinformer.nn.functional import budget_and_pilots, exact_with_masks
 from skeinformer.registry import check_count, check_flag, lookup
 
 
@@ -60,7 +61,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        method: str = "skeinformer",
+        method: str = DEFAULT,
         self_attention: bool | None = None,
         min_length: MinLength = AUTO,
         **options: Any,
@@ -156,7 +157,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         dropout = self.dropout if self.training else 0.0
         if exact:
             scale = getattr(self.attention.options, "scale", None)
-            return exact_attention(q, k, v, key_mask, query_mask, dropout, scale)
+            return exact_with_masks(q, k, v, key_mask, query_mask, dropout, scale)
         if dropout > 0 and not drops_weights(self.method):
             self.notice.give(dropout, self.method)
         output: Tensor = self.attention(q, k, v, key_mask=key_mask, query_mask=query_mask)
@@ -172,7 +173,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         tensors = [x for x in (query, key, value, *own, self.bias_k, self.bias_v) if x is not None]
         tokens = 1 if self.batch_first and query.dim() == 3 else 0
         n, n_k = query.shape[tokens], key.shape[tokens] + (self.bias_k is not None) + self.add_zero_attn
-        sizes = (n, n_k, *sizes_of(self.attention), self.head_dim)
+        sizes = (n, n_k, *budget_and_pilots(self.attention), self.head_dim)
         return why_exact(self.min_length, *sizes, self.training or recorded(*tensors), self.method, query.device.type)
 
     def _is_self_attention(self, query: Tensor, key: Tensor) -> bool:

@@ -5,7 +5,6 @@ Two hooks of the model enter a mode before its forward and leave it after. They 
 
 import warnings
 from collections.abc import Callable
-from threading import local
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from skeinformer.nn.functional import EXACT, Settings
 from skeinformer.nn.report import Report
-from skeinformer.nn.scope import Mode
+from skeinformer.nn.scope import Entered, Mode
 from skeinformer.nn.verdict import CALL, Choice, Verdict
 
 NO_GRAPH = "skeinformer.apply: calls of scaled_dot_product_attention go by number; leave out fullgraph=True"
@@ -31,7 +30,7 @@ class Calls:
         of_calls = (Settings(choice.method, choice.budget, *told, choice.options) for choice in choices)
         self.settings = (*of_calls, exact)
         self.report = Report(str(verdict))
-        self.entered = _Entered()
+        self.entered = Entered()
         self.warned = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,17 +66,11 @@ class Calls:
 class Numbered(Mode):
     """One pass of the model."""
 
-    def attend_compiled(self, call: dict[str, Any]) -> Tensor:
+    def attend(self, call: dict[str, Any], compiled: bool = False) -> Tensor:
         """Between two graphs: a compiler may trace a call several times, and its number would not be its own."""
-        torch._dynamo.graph_break(msg=NO_GRAPH)
-        return self.attend(call)
-
-
-class _Entered(local):
-    """The modes that this thread has entered, the innermost last."""
-
-    def __init__(self) -> None:
-        self.modes: list[Mode] = []
+        if compiled:
+            torch._dynamo.graph_break(msg=NO_GRAPH)
+        return super().attend(call)
 
 
 def apply_to_calls(model: nn.Module, verdict: Verdict) -> None:

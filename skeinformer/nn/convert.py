@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.inputs import DTYPES
+from skeinformer.attention.methods import DEFAULT
 from skeinformer.attention.seeds import layer_seed
 from skeinformer.distributed.group import Group
 from skeinformer.nn.attention import (
@@ -103,7 +104,7 @@ class Before:
 
 def convert(
     model: nn.Module,
-    method: str = "skeinformer",
+    method: str = DEFAULT,
     *,
     filter: Filter = None,
     decoder_cross_attention: bool = False,
@@ -195,7 +196,7 @@ def restore_layers(model: nn.Module) -> tuple[str, ...]:
     return tuple(restored)
 
 
-def remembered(model: nn.Module) -> Callable[[], None]:
+def layers_remembered(model: nn.Module) -> Callable[[], None]:
     """What makes the attention layers and encoders again what they are now."""
     kept = [
         (module, type(module), dict(vars(module)), dict(module._modules))

@@ -1,7 +1,7 @@
 """Whether a sketch would win: `min_length="auto"`, one rule for layers, models of transformers, and SDPA's signature.
 
 A call of exact attention has n n_k pairs of a query and a key, which the fused kernel takes one after the other. The
-table COSTS has what a sketch takes, in the time of so many such pairs, for one head:
+row of a method in METHODS has what its sketch takes, in the time of so many such pairs, for one head:
 
     call + (n + n_k) / 2 * (token + column d) + n_k * pilot * P
 
@@ -10,9 +10,11 @@ width 32, and a pair of width p takes as long as p + 20 multiply-adds. Neither t
 asked: what an example becomes must not depend on its batch mates.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from skeinformer.attention import METHODS
+from skeinformer.attention.costs import UNMEASURED
+from skeinformer.kernels.choice import holds
 from skeinformer.registry import check_count
 
 MinLength = int | Literal["auto"]
@@ -22,51 +24,11 @@ FEW_KEYS = "no more keys than the budget"
 SHORT = "shorter than min_length"
 SLOWER = "exact attention takes less time"
 
-
-class Cost(NamedTuple):
-    """What one head of a sketch takes, in pairs of a query and a key of the fused exact kernel."""
-
-    call: int
-    """Once in a call."""
-    token: float
-    """For each token: half for a query, half for a key."""
-    column: float
-    """For each token and each of the budget's d columns, clusters or features."""
-    pilot: float
-    """For each key and each pilot row."""
-
-
-# Forward, and forward with backward in pairs of the exact kernel's forward with backward. From the records behind
-# docs/performance.md: b = 4, h = 2, p = 32, float32, two cores; `python -m studies.never_slower` checks them on layers
-# and on a model. To measure them anew:
-#
-#     skein bench --methods NAME --budget 16 --lengths 512 1024 2048 4096 --records bench.jsonl     (and other budgets)
-#
-# The ratio of a record is n n_k over what the sketch takes. Two lengths give the slope and `call`, two budgets
-# `column`, two numbers of pilots `pilot`, and `token` is the rest.
-COSTS: dict[str, tuple[Cost, Cost]] = {
-    "cluster": (Cost(600_000, 156, 6, 3), Cost(300_000, 340, 3, 1)),
-    "skeinformer": (Cost(220_000, 170, 1, 2), Cost(60_000, 187, 1, 1.4)),
-    "skeinformer_uniform": (Cost(220_000, 100, 1, 0), Cost(60_000, 120, 1, 0)),
-    "vmean": (Cost(0, 20, 0, 0), Cost(0, 15, 0, 0)),
-    "linear_transformer": (Cost(0, 620, 0, 0), Cost(0, 650, 0, 0)),
-    "performer": (Cost(0, 0, 5.3, 0), Cost(0, 0, 5.1, 0)),
-    "linformer": (Cost(0, 0, 2.5, 0), Cost(0, 0, 2.4, 0)),
-    "nystromformer": (Cost(0, 0, 11, 0), Cost(0, 0, 11.6, 0)),
-    "informer": (Cost(0, 0, 15.5, 0), Cost(0, 0, 5.4, 0)),
-    "informer_mask": (Cost(0, 0, 15.5, 0), Cost(0, 0, 5.4, 0)),
-    "bigbird": (Cost(0, 0, 7.8, 0), Cost(0, 0, 6.4, 0)),
-    "longformer": (Cost(0, 0, 5, 0), Cost(0, 0, 4, 0)),
-    "sparse_transformer": (Cost(0, 0, 15, 0), Cost(0, 0, 17, 0)),
-    "blockbert": (Cost(0, 0, 2.5, 0), Cost(0, 0, 2.1, 0)),
-    "reformer": (Cost(0, 0, 11.6, 0), Cost(0, 0, 6, 0)),
-}
-OTHERS = COSTS["skeinformer"]  # of a method without a row of its own
 # How many times more a sketch takes elsewhere. A GUESS, nothing is measured: a GPU computes pairs faster by far, and
 # starts each of a sketch's many small operations no faster. The cluster sketch of 16 then begins near 4,000 tokens.
 DEVICES: dict[str, int] = {"cpu": 1}
 OTHER_DEVICES = 8
-WIDTH = 32  # of the pairs in the table
+WIDTH = 32  # of the pairs in METHODS
 EXPONENTIAL = 20  # what a pair takes beside its p multiply-adds, in these
 
 
@@ -85,15 +47,16 @@ def why_exact(
 
     min_length: a number leaves to exact attention what has fewer queries or fewer keys, 0 nothing; "auto" goes by
     `worth_sketching`. A method that is exact at this budget is computed by the exact kernel in any case.
-    budget: None where another option sets the size of the sketch.
+    budget: None where another option sets the size of the sketch. A program that is exported for many lengths does one
+    and the same at all of them: it sketches, unless the rule leaves all of them to exact attention.
     """
     exact_from = METHODS[method].exact_from
     if exact_from == 0:
         return None  # it is exact attention
-    if exact_from is not None and budget is not None and budget >= exact_from * n_k:
+    if exact_from is not None and budget is not None and holds(budget >= exact_from * n_k):
         return FEW_KEYS
     if min_length != AUTO:
-        return SHORT if n < min_length or n_k < min_length else None
+        return SHORT if holds(n < min_length) or holds(n_k < min_length) else None
     return None if worth_sketching(n, n_k, budget, num_pilots, head_dim, gradients, method, device) else SLOWER
 
 
@@ -113,9 +76,9 @@ def worth_sketching(
     length may be symbolic in a compiled graph.
     """
     row = METHODS[method]
-    if row.quadratic or (row.has_budget and budget is not None and budget >= n_k):
+    if row.quadratic or (row.has_budget and budget is not None and holds(budget >= n_k)):
         return False
-    return n * n_k > estimated_pairs(n, n_k, budget, num_pilots, head_dim, gradients, method, device)
+    return not holds(n * n_k <= estimated_pairs(n, n_k, budget, num_pilots, head_dim, gradients, method, device))
 
 
 def estimated_pairs(
@@ -137,7 +100,7 @@ def pairs(
     budget: int, num_pilots: int, head_dim: int, gradients: bool, method: str, device: str
 ) -> tuple[int, int, int]:
     """What a sketch takes: in a call, for each query, for each key, in pairs of width `head_dim`."""
-    cost = COSTS.get(method, OTHERS)[int(gradients)]
+    cost = (METHODS[method].costs or UNMEASURED)[int(gradients)]
     times = DEVICES.get(device, OTHER_DEVICES)
     token = (cost.token + cost.column * budget) / 2
     call = times * cost.call * (WIDTH + EXPONENTIAL) / (head_dim + EXPONENTIAL)

@@ -1,15 +1,13 @@
 """`scaled_dot_product_attention` with torch's signature, sketched where that is possible and wins, else by torch.
 
-`Settings` say how calls are sketched, `decide` which are not, and `sketch` computes one. `skeinformer.sketched` and
-`skeinformer.compare` go by the same three.
+`Settings` say how calls are sketched, `decide` which are not, and `sketch_call` computes one. `skeinformer.sketched`
+and `skeinformer.compare` go by the same three.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
-from types import SimpleNamespace
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,23 +16,22 @@ from torch.nn import functional as F
 from skeinformer.attention import METHODS, Attention, build
 from skeinformer.attention.inputs import clear_padding, no_autocast, prepare
 from skeinformer.attention.inside import set_inside
+from skeinformer.attention.methods import DEFAULT
 from skeinformer.attention.seeds import layer_seed
-from skeinformer.kernels.choice import recorded
+from skeinformer.kernels.choice import first_derivative, recorded
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
+from skeinformer.nn.kept import KEPT, constant_of_a_graph, keep
 from skeinformer.nn.shapes import Four, as_torch, padding_of, to_four, unusual
 from skeinformer.noise import from_seed
 from skeinformer.registry import check_options, lookup
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Given = tuple[tuple[str, Any], ...]
 
-OF_THE_CALL = ("max_len", "scale")  # no options: a call brings its scale, and has no longest length
-KEPT = 1024  # settings and modules, at most
+OF_THE_CALL = {  # what a method may take and is no option here, and why
+    "scale": "every call brings its own scale",
+    "max_len": "a call may have any length, so that methods with a weight for each position cannot be taken",
+}
 EXACT = "softmax"
-_kept = SimpleNamespace()  # made by `settings_name` and `module_name`
-_names: dict[str, str] = {}  # of what is kept, the oldest first
-_numbers = count()  # never the same again: a compiled graph may still look for an old name
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,7 @@ class Settings:
         lookup("attention", self.method, METHODS)
         if self.method != EXACT and (reason := left_out(self.method)):
             raise ValueError(f"{self.method!r} cannot stand in for scaled_dot_product_attention: {reason}")
+        refuse_of_the_call(f"attention {self.method!r}", dict(self.options))
         known = [name for name in METHODS[self.method].option_names() if name not in OF_THE_CALL]
         check_options(f"attention {self.method!r}", dict(self.options), [*known, "min_length", "seed"])
         check_min_length(self.min_length)
@@ -73,7 +71,7 @@ class Settings:
         return f"{self.method}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
-class Sketch(NamedTuple):
+class Attended(NamedTuple):
     """What stands for torch's result."""
 
     output: Tensor
@@ -91,7 +89,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    method: str = "cluster",
+    method: str = DEFAULT,
     budget: int | None = None,
     min_length: MinLength = AUTO,
     seed: int | None = 0,
@@ -117,7 +115,7 @@ def scaled_dot_product_attention(
     if reason is not None:
         return exactly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     four = to_four(query, key, value, mask)
-    return as_torch(sketch(settings, 0, four, scale).output, query, key, value, attn_mask)
+    return as_torch(sketch_call(settings, 0, four, scale).output, query, key, value, attn_mask)
 
 
 def decide(
@@ -141,8 +139,8 @@ def decide(
         return "causal", None
     if dropout_p > 0:
         return "dropout", None
-    if unusual(query, key, value, enable_gqa):
-        return "tensors of several dtypes, batches or kinds", None
+    if (reason := unusual(query, key, value, enable_gqa)) is not None:
+        return reason, None
     (n, p), n_k = query.shape[-2:], key.shape[-2]
     if n == 1:
         return "one query", None
@@ -158,10 +156,10 @@ def decide(
     return reason, mask
 
 
-def sketch(settings: Settings, number: int, four: Four, scale: float | None, certify: bool = False) -> Sketch:
+def sketch_call(settings: Settings, number: int, four: Four, scale: float | None, certify: bool = False) -> Attended:
     """(b, h, n, p_v) of the call with this number among those of a model; with `certify` also its error."""
     query, key, value, key_mask = four
-    module: Attention = getattr(_kept, module_name(settings, query.shape[-1], scale))
+    module: Attention = getattr(KEPT, module_name(settings, query.shape[-1], scale))
     groups = query.shape[1] // key.shape[1]
     seed = None if recorded(query, key, value) else layer_seed(settings.seed, number)
     masks: dict[str, Any] = {"key_mask": key_mask}
@@ -178,7 +176,7 @@ def sketch(settings: Settings, number: int, four: Four, scale: float | None, cer
         else:
             output = module(part, key, value, noise=noise, **masks)
         outputs.append(output)
-    return Sketch(by_head(outputs), by_head(errors) if errors else None)
+    return Attended(by_head(outputs), by_head(errors) if errors else None)
 
 
 def by_head(groups: list[Tensor]) -> Tensor:
@@ -199,14 +197,16 @@ def exactly(
     """By torch; a `sketched` around us leaves it as it is."""
     before = set_inside(True)
     try:
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        return first_derivative(
+            F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         )
     finally:
         set_inside(before)
 
 
-def exact_attention(
+def exact_with_masks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -230,54 +230,34 @@ def is_padding_by_shape(attn_mask: Tensor, query: Tensor, key: Tensor) -> bool:
     return fits and b not in (1, n)
 
 
-def constant_of_a_graph(function: Callable[P, R]) -> Callable[P, R]:
-    """`torch.compiler.assume_constant_result`, which would load the compiler already when this file is imported."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 def settings_of(method: str, budget: int | None, min_length: MinLength, seed: int | None, given: Given) -> Settings:
     """What these arguments say, or an error that names a wrong one."""
-    settings: Settings = getattr(_kept, settings_name(method, budget, min_length, seed, given))
+    settings: Settings = getattr(KEPT, settings_name(method, budget, min_length, seed, given))
     return settings
 
 
 @constant_of_a_graph
 def settings_name(method: str, budget: int | None, min_length: MinLength, seed: int | None, given: Given) -> str:
-    """The name in `_kept` of what these arguments say, checked and made once.
-
-    A compiler takes the name as a constant; it could not take the settings or a module, nor make one.
-    """
+    """The name in KEPT of what these arguments say, checked and made once."""
     arguments = (method, budget, min_length, seed, given)
     return keep(repr(arguments), lambda: Settings(*arguments))
 
 
 @constant_of_a_graph
 def module_name(settings: Settings, head_dim: int, scale: float | None) -> str:
-    """The name in `_kept` of the method for heads of this width."""
+    """The name in KEPT of the method for heads of this width."""
     return keep(repr((settings, head_dim, scale)), lambda: settings.build(head_dim, scale))
 
 
 @constant_of_a_graph
 def sizes_in_force(settings: Settings) -> tuple[int | None, int]:
     """d, None where another option sets the size, and the number of pilots."""
-    return sizes_of(getattr(_kept, module_name(settings, 8, None)))
+    return budget_and_pilots(getattr(KEPT, module_name(settings, 8, None)))
 
 
-def sizes_of(module: Attention) -> tuple[int | None, int]:
+def budget_and_pilots(module: Attention) -> tuple[int | None, int]:
     """d, None where another option sets the size, and the number of pilots."""
     return module.budget_in_force, getattr(module.options, "num_pilots", None) or 0
-
-
-def keep(arguments: str, make: Callable[[], object]) -> str:
-    """The name in `_kept` of what `make` makes, once for the same arguments: True is not 1 there, nor 8 8.0."""
-    if arguments not in _names:
-        made = make()
-        while len(_names) >= KEPT:
-            delattr(_kept, _names.pop(next(iter(_names))))
-        _names[arguments] = f"kept_{next(_numbers)}"
-        setattr(_kept, _names[arguments], made)
-    return _names[arguments]
 
 
 @cache
@@ -290,6 +270,13 @@ def left_out(method: str) -> str | None:
     if any(True for _ in build(method, head_dim=8, max_len=8, budget=8).parameters()):
         return "it has parameters of its own, which a pretrained model does not bring"
     return None
+
+
+def refuse_of_the_call(owner: str, given: Iterable[str]) -> None:
+    """Raise a TypeError that says why something is no option of a drop-in."""
+    for name in given:
+        if name in OF_THE_CALL:
+            raise TypeError(f"{owner} takes no {name!r} here: {OF_THE_CALL[name]}; leave it out")
 
 
 def hashable(value: Any) -> Any:

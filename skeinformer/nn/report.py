@@ -66,8 +66,12 @@ class Report:
                 row.largest = max(row.largest, float(error.max()))
                 row.measured += 1
 
+    def counts(self) -> str:
+        """How many calls were sketched and exact, in words."""
+        return f"{_calls(self.sketched)} sketched, {self.exact} exact"
+
     def __str__(self) -> str:
-        lines = [f"{self.title}: {_calls(self.sketched)} sketched, {self.exact} exact"]
+        lines = [f"{self.title}: {self.counts()}"]
         for (reason, query, keys), row in self.rows.items():
             did = f"exact: {reason}" if reason else "sketched"
             if row.measured:
@@ -76,7 +80,10 @@ class Report:
         if self.compiled:
             lines.append(f"  {_calls(self.compiled)} in compiled graphs, by the same rules; their runs are not counted")
         if not self.rows and not self.compiled:
-            lines.append("  torch.nn.functional.scaled_dot_product_attention was not called")
+            lines.append(
+                "  no call of torch.nn.functional.scaled_dot_product_attention was seen; in a graph that was compiled "
+                "before, calls are sketched by the same rules and not counted"
+            )
         return "\n".join(lines)
 
 

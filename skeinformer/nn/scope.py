@@ -19,8 +19,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from skeinformer.attention.inside import is_inside
+from skeinformer.attention.methods import DEFAULT
 from skeinformer.nn.decision import AUTO, MinLength
-from skeinformer.nn.functional import Settings, constant_of_a_graph, decide, exactly, hashable, settings_of, sketch
+from skeinformer.nn.functional import Settings, decide, exactly, hashable, settings_of, sketch_call
+from skeinformer.nn.kept import constant_of_a_graph
 from skeinformer.nn.report import Report
 from skeinformer.nn.shapes import as_torch, to_four
 from skeinformer.registry import check_flag
@@ -40,7 +42,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def sketched(
-    method: str = "cluster",
+    method: str = DEFAULT,
     *,
     budget: int | None = None,
     min_length: MinLength = AUTO,
@@ -56,9 +58,9 @@ def sketched(
 
     Call i since the scope was entered draws by `seed * 1009 + i`, so that the same work in a new scope gives the same
     result; where gradients are recorded, and with None, calls draw anew. Of nested scopes the innermost decides;
-    "softmax" is exact. A scope holds for the thread that entered it. Calls in a compiled graph are sketched too, and
-    not counted. Modes are off in a backward pass: what is checkpointed there needs a scope of its own,
-    `checkpoint(..., use_reentrant=False, context_fn=lambda: (nullcontext(), sketched(...)))`.
+    "softmax" is exact. A scope holds for the thread that entered it. Calls in a compiled graph are sketched too; they
+    are neither counted nor certified. Modes are off in a backward pass: what is checkpointed there needs a scope of its
+    own, `checkpoint(..., use_reentrant=False, context_fn=lambda: (nullcontext(), sketched(...)))`.
     """
     if callable(method):
         raise TypeError("`sketched` takes the name of a method; as a decorator write `@skeinformer.sketched()`")
@@ -74,7 +76,10 @@ class Scope:
         self.settings = settings
         self.certify = certify
         self.report = Report(str(settings))
-        self._entered = _Entered()
+        self._entered = Entered()
+
+    def __repr__(self) -> str:
+        return f"<skeinformer.sketched by {self.settings}: {self.report.counts()}>"
 
     def __enter__(self) -> Report:
         mode = Mode((self.settings,), self.certify, self.report)
@@ -88,6 +93,8 @@ class Scope:
         self._entered.modes.pop().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if error is None and not self._entered.modes:
             warn_of_causal(self.report)
+            if self.certify:
+                warn_of_unmeasured(self.report)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, which runs inside the scope."""
@@ -109,7 +116,7 @@ class Scope:
         return inside
 
 
-class _Entered(local):
+class Entered(local):
     """The modes of a scope that this thread has entered, the innermost last."""
 
     def __init__(self) -> None:
@@ -136,42 +143,28 @@ class Mode(TorchFunctionMode):
     ) -> Any:
         kwargs = {} if kwargs is None else kwargs
         if func is F.scaled_dot_product_attention and not is_inside():
-            call = arguments(args, kwargs)
-            if torch.compiler.is_compiling():
-                return self.attend_compiled(call)
-            return self.attend(call)
+            return self.attend(arguments(args, kwargs), torch.compiler.is_compiling())
         if func is F.multi_head_attention_forward and not torch.compiler.is_compiling():
             query, key = (list(args) + list(kwargs.values()))[:2]
             self.report.add(OF_A_LAYER, tuple(query.shape), key.shape[0])
         return func(*args, **kwargs)
 
-    def attend(self, call: dict[str, Any]) -> Tensor:
-        """One call, sketched or by torch, and counted."""
-        number = next(self.numbers)
+    def attend(self, call: dict[str, Any], compiled: bool = False) -> Tensor:
+        """One call, sketched or by torch; counted, but in a graph that is being compiled."""
+        number = number_in_graph(self.key) if compiled else next(self.numbers)
         settings = self.settings[min(number, len(self.settings) - 1)]
         query, key, value, attn_mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
-        shape, keys = tuple(query.shape), key.shape[-2]
         reason, mask = decide(settings, **without(call, "scale"))
+        error = None
         if reason is not None:
             output = exactly(**call)
-            self.report.add(reason, shape, keys)
-            return output
-        four = to_four(query, key, value, mask)
-        output, error = sketch(settings, number, four, call["scale"], self.certify)
-        self.report.add(None, shape, keys, error)
-        return as_torch(output, query, key, value, attn_mask)
-
-    def attend_compiled(self, call: dict[str, Any]) -> Tensor:
-        """One call in a graph that is being compiled."""
-        number = number_in_graph(self.key)
-        settings = self.settings[min(number, len(self.settings) - 1)]
-        query, key, value, attn_mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
-        reason, mask = decide(settings, **without(call, "scale"))
-        if reason is not None:
-            return exactly(**call)
-        four = to_four(query, key, value, mask)
-        output = sketch(settings, number, four, call["scale"]).output
-        return as_torch(output, query, key, value, attn_mask)
+        else:
+            four = to_four(query, key, value, mask)
+            output, error = sketch_call(settings, number, four, call["scale"], self.certify and not compiled)
+            output = as_torch(output, query, key, value, attn_mask)
+        if not compiled:
+            self.report.add(reason, tuple(query.shape), key.shape[-2], error)
+        return output
 
 
 def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,5 +197,16 @@ def warn_of_causal(report: Report) -> None:
             f"nothing was sketched: {causal} of {report.exact} calls are causal, and stay exact. Sketches are for "
             "attention in which every query sees every key: encoders, image and diffusion models. Leave `sketched` out "
             "for a decoder; print the report for all reasons",
+            stacklevel=3,
+        )
+
+
+def warn_of_unmeasured(report: Report) -> None:
+    """Warn where errors were asked for and calls were, or may have been, in compiled graphs."""
+    if report.compiled or not report.rows:
+        where = "calls" if report.compiled else "no call was seen outside of compiled graphs, and those"
+        warnings.warn(
+            f"certify=True: {where} in compiled graphs have no measured error; call the model without torch.compile to "
+            "measure it",
             stacklevel=3,
         )

@@ -24,21 +24,30 @@ class Four(NamedTuple):
     key_mask: Tensor | None  # (b, n_k), True = real
 
 
-def unusual(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
-    """Whether the tensors are not plain ones of one floating dtype, one device, one batch and fitting widths."""
-    if not all(isinstance(x, Tensor) and x.dim() >= 3 and not x.is_nested for x in (query, key, value)):
-        return True
+def unusual(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
+    """What is not as in plain tensors of one floating dtype, one device, one batch and fitting widths; None if all is.
+
+    Torch computes what it takes of these, and says what is wrong with the others.
+    """
+    tensors = (query, key, value)
+    if not all(isinstance(x, Tensor) and not x.is_nested and x.layout == torch.strided for x in tensors):
+        return "nested or sparse tensors"
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
-        return True
-    if not query.device == key.device == value.device or not all(x.layout == torch.strided for x in (query, key)):
-        return True
-    if not query.dim() == key.dim() == value.dim() or 0 in (*query.shape, *key.shape, *value.shape):
-        return True
-    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]:
-        return True
-    if enable_gqa and query.dim() >= 4:
-        return query.shape[:-3] != key.shape[:-3] or query.shape[-3] % key.shape[-3] != 0
-    return query.shape[:-2] != key.shape[:-2]
+        return "tensors of several dtypes, or of one that is not floating"
+    if not query.device == key.device == value.device:
+        return "tensors of several devices"
+    if not query.dim() == key.dim() == value.dim():
+        return "query, key and value differ in their number of dimensions"
+    if query.dim() < 3:
+        return "two dimensions, without a batch: give it as (1, n, p)"
+    if 0 in (*query.shape, *key.shape, *value.shape) or query.shape[-1] != key.shape[-1]:
+        return "tensors without elements, or queries and keys of several widths"
+    heads = -3 if enable_gqa and query.dim() >= 4 else -2
+    if query.shape[:heads] != key.shape[:heads] or key.shape[:-1] != value.shape[:-1]:
+        return "keys or values are broadcast over examples or heads: expand them, or use enable_gqa=True"
+    if heads == -3 and query.shape[-3] % key.shape[-3]:
+        return "heads of queries are no multiple of those of keys"
+    return None
 
 
 def padding_of(attn_mask: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor | None, str | None]:

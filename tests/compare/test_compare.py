@@ -310,6 +310,10 @@ def test_another_option_may_set_the_size() -> None:
 
 def test_the_table_names_layers_heads_and_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     result = compare(OneLayer(), torch.randn(1, N, WIDTH), budget=2, rounds=1, tolerance=1e-6)
+    assert str(result) == result.text()
+    assert repr(result) == (
+        "<Comparison of OneLayer with Cluster sketch, d = 2: 0 of 1 attention layers safe; print() shows all of it>"
+    )
     file = io.StringIO()
     result.print(file)
     text = file.getvalue()

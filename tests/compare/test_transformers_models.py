@@ -18,7 +18,7 @@ from skeinformer.compare.contender import Contender
 from skeinformer.compare.layers import Call, Plan, measure_call
 from skeinformer.compare.transformers_models import SKETCHED, TransformersLayers, registered
 from skeinformer.huggingface.interface import attention_forward
-from skeinformer.huggingface.settings import Settings
+from skeinformer.huggingface.settings import LayerSettings
 from tests.helpers import lengths_mask
 
 N = 24
@@ -67,7 +67,7 @@ def test_the_error_is_that_of_the_layer() -> None:
     q, k, v = (seen[name].view(2, N, 4, 4).transpose(1, 2) for name in ("query", "key", "value"))
     mask = inputs["attention_mask"].bool()
     exact = F.scaled_dot_product_attention(q, k, v, mask[:, None, None])
-    sketch = Settings("cluster", 4).build(head_dim=4).eval()
+    sketch = LayerSettings("cluster", 4).build(head_dim=4).eval()
     rows = mask[:, None, :, None]
     missed = ((sketch(q, k, v, key_mask=mask, query_mask=mask) - exact) * rows).square()
     expected = (missed.sum((0, 2, 3)) / (exact * rows).square().sum((0, 2, 3))).sqrt().tolist()  # of each head

@@ -3,6 +3,8 @@
 import copy
 import json
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -378,3 +380,19 @@ def test_the_name_is_always_known() -> None:
     huggingface.unregister()
     assert APPLIED in transformers.AttentionInterface().valid_keys()
     assert skeinformer.huggingface is huggingface
+
+
+def test_a_process_without_our_import_is_told_what_to_import(tmp_path: Path) -> None:
+    """A model that was saved under the short name, as before, is loaded too."""
+    model = encoder("bert")
+    apply(model, verdict())
+    model.save_pretrained(tmp_path)
+    load = f"import transformers\nmodel = transformers.AutoModel.from_pretrained({str(tmp_path)!r})"
+    ran = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, check=False)
+    assert 'attn_implementation="skein-applied: import skeinformer.huggingface first"` is not supported' in ran.stderr
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    for name in (config["attn_implementation"], "skein-applied"):
+        file.write_text(json.dumps({**config, "attn_implementation": name}))
+        for loaded in (transformers.AutoModel.from_pretrained(tmp_path), huggingface.load_pretrained(tmp_path)):
+            assert torch.equal(hidden(loaded.eval(), inputs("bert")), hidden(model, inputs("bert")))

@@ -15,9 +15,9 @@ import transformers
 from transformers import AttentionInterface
 
 from skeinformer import huggingface
-from skeinformer.huggingface import interface
 from skeinformer.huggingface.rules import HARMLESS, LOOKED_AT, UNKNOWN_TO_SDPA
 from skeinformer.huggingface.settings import option_names
+from skeinformer.nn import kept
 from tests.huggingface.models import LENGTH, encoder, hidden, inputs, register
 
 GIVEN = inputs("bert")
@@ -167,10 +167,10 @@ def test_no_budget_is_the_methods_own() -> None:
 
 
 def test_what_calls_leave_behind_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interface, "MODULES", 6)
+    monkeypatch.setattr(kept, "MOST", 6)
     model = sketched()
     expected = [hidden(model, GIVEN, seed=seed) for seed in range(5)]
     for seed, output in enumerate(expected):
         assert torch.equal(hidden(model, GIVEN, seed=seed), output)
-    assert len(interface._names) <= 6
-    assert set(vars(interface._modules)) == set(interface._names.values())
+    assert len(kept.NAMES) <= 6
+    assert set(vars(kept.KEPT)) == set(kept.NAMES.values())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs transformers, of the extra `lab`")
 
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 from transformers import AttentionInterface
 
@@ -343,7 +344,7 @@ def test_one_method_is_set_apart_from_the_others() -> None:
         ({"method": "performer", "num_pilots": 3}, "attention 'performer' has no option 'num_pilots'"),
         ({"method": "skeinfromer"}, "unknown attention 'skeinfromer'; did you mean 'skeinformer'"),
         ({"budget": 0}, "budget must be at least 1"),
-        ({"scale": 1.0}, "register has no option 'scale'"),
+        ({"scale": 1.0}, "register takes no 'scale' here"),
         ({"columns": "best"}, "columns='best' is not known"),
         ({"seed": 1.5}, "seed must be an integer or None"),
         ({"decoder_cross_attention": 1}, "decoder_cross_attention must be True or False"),
@@ -363,3 +364,22 @@ def test_sentence_transformers(tmp_path: Path) -> None:
     with huggingface.watch() as counts:
         whole.encode([" ".join(WORDS[:20]), " ".join(WORDS[20:50])])
     assert counts["sketched"] == LAYERS
+
+
+@pytest.mark.parametrize("min_length", [0, "auto"])
+def test_second_derivatives_say_what_to_do(min_length: Any) -> None:
+    """Of sketched layers and of those that are exact; what is said works."""
+    register(budget=5, min_length=min_length)
+    model = sketched("bert")
+    state = model.embeddings(**inputs("bert")).detach().requires_grad_()
+
+    def penalty() -> Tensor:
+        output = model(inputs_embeds=state).last_hidden_state
+        (first,) = torch.autograd.grad(output.square().sum(), state, create_graph=True)
+        return first.square().sum()
+
+    with pytest.raises(RuntimeError, match=r"create_graph=False, or use exact attention .*'sdpa'.*SDPBackend\.MATH"):
+        penalty()
+    model.set_attn_implementation("sdpa")
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.autograd.grad(penalty(), state)[0].abs().sum() > 0

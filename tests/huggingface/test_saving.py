@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer import huggingface
-from skeinformer.huggingface.applied import APPLIED
+from skeinformer.huggingface.applied import APPLIED, SAVED
 from skeinformer.huggingface.registration import REGISTERED
 from tests.huggingface.models import HEADS, WIDTH, encoder, hidden, inputs, register
 
@@ -176,7 +176,7 @@ def test_a_model_without_registration_says_what_to_call(tmp_path: Path) -> None:
     register(budget=5)
     assert torch.equal(hidden(loaded, GIVEN), hidden(model, GIVEN))
     for mapping in (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping):
-        assert {name for name in mapping if name.startswith("skein")} == {*NAMES, APPLIED}
+        assert {name for name in mapping if name.startswith("skein")} == {*NAMES, APPLIED, SAVED}
 
 
 def test_a_process_that_only_imports_or_does_not_is_told(tmp_path: Path) -> None:

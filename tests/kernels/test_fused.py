@@ -8,9 +8,10 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from skeinformer.kernels import fused
-from skeinformer.kernels.choice import Route, route, statistics_dtype
+from skeinformer.kernels.choice import Route, only_plain_kernel, route, statistics_dtype
 from skeinformer.kernels.fused import (
     attend,
     attend_unfused,
@@ -178,3 +179,11 @@ def test_leading_dimensions_are_free() -> None:
         output = attend(q, k, v, log_weight, 0.5)
     assert calls[0][0].shape == (6, 4, 6, 4)
     torch.testing.assert_close(output, attend_unfused(q, k, v, log_weight, 0.5)[0])
+
+
+def test_the_kernel_that_the_caller_chose_for_second_derivatives_is_seen() -> None:
+    assert not only_plain_kernel()
+    with sdpa_kernel(SDPBackend.MATH):
+        assert only_plain_kernel()
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]):
+        assert not only_plain_kernel()

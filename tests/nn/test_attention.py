@@ -206,9 +206,9 @@ def test_a_layer_can_be_told_whether_it_attends_to_its_own_sequence() -> None:
     told = layer(x, x.clone(), x, key_padding_mask=padding)[0]
     with pytest.raises(ValueError, match=r"query has shape \(2, 5, 8\) and key \(2, 20, 8\).*self_attention=True"):
         layer(x[:, :5], x, x)
-    layer.configure("skeinformer", budget=4)
+    layer.configure("cluster", budget=4)
     assert torch.equal(layer(x, x, x, key_padding_mask=padding)[0], told)
-    layer.configure("skeinformer", budget=4, self_attention=False)
+    layer.configure("cluster", budget=4, self_attention=False)
     assert not torch.equal(layer(x, x, x, key_padding_mask=padding)[0], told)
     with pytest.raises(TypeError, match="self_attention must be True or False"):
         layer.configure("skeinformer", self_attention=1)

@@ -57,7 +57,7 @@ def test_every_layer_of_an_encoder_is_really_called(
         counted = Counted(monkeypatch)
         convert(model, budget=LARGE)
         output = model(x, src_key_padding_mask=mask)
-        assert counted.calls == {"Skeinformer": 3}
+        assert counted.calls == {"Cluster": 3}
         torch.testing.assert_close(output[rows], expected[rows])
         convert(model, budget=2)
         assert not torch.allclose(model(x, src_key_padding_mask=mask)[rows], expected[rows])
@@ -79,7 +79,7 @@ def test_a_single_layer_and_a_bare_attention(monkeypatch: pytest.MonkeyPatch) ->
     bare = nn.MultiheadAttention(8, 2)
     counted = Counted(monkeypatch)
     assert convert(layer).converted == ("self_attn",)
-    assert convert(bare, "cluster").converted == ("",)
+    assert convert(bare, "skeinformer").converted == ("",)
     x = torch.randn(2, 5, 8)
     with torch.no_grad():
         layer(x)
@@ -122,7 +122,7 @@ def test_decoders_keep_their_causal_self_attention(monkeypatch: pytest.MonkeyPat
     }
     assert "decoder.layers.1.multihead_attn" in report.converted
     torch.testing.assert_close(model(source, target, **masks), expected)
-    assert counted.calls == {"Skeinformer": 4}
+    assert counted.calls == {"Cluster": 4}
     assert "a row may depend on later rows" in report.notes[-1]
     assert convert(model, "skeinformer_uniform", budget=2).notes == ()
     sketched = model(source, target, **masks)

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 import skeinformer
 from skeinformer.attention import METHODS
+from skeinformer.attention.costs import Cost, Costs
 from skeinformer.nn import decision
 from skeinformer.nn.decision import FEW_KEYS, SHORT, SLOWER, why_exact, worth_sketching
 
@@ -220,3 +222,13 @@ def test_compare_measures_the_sketch_at_every_length() -> None:
     result = skeinformer.compare(model, torch.randn(1, SHORT_N, WIDTH), "cluster", budget=4, rounds=1, show=False)
     assert result.layers[0]["error"] > 0
     assert result.whole["cosine"] < 1
+
+
+def test_what_a_method_takes_is_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes_and_width = (1000, 1000, 16, 16, 32, False)
+    row = METHODS["cluster"]
+    monkeypatch.setitem(METHODS, "toy", replace(row, costs=Costs(Cost(7, 2, 0, 0), Cost(0, 0, 0, 0))))
+    assert decision.estimated_pairs(*sizes_and_width, "toy") == 7 + 2 * 1000
+    monkeypatch.setitem(METHODS, "toy", replace(row, costs=None))
+    unmeasured = decision.estimated_pairs(*sizes_and_width, "toy")
+    assert unmeasured == decision.estimated_pairs(*sizes_and_width, "skeinformer")

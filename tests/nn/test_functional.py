@@ -251,7 +251,7 @@ def test_autocast_is_torchs() -> None:
         ({"method": "reformer"}, "'reformer' cannot stand in for scaled_dot_product_attention: it shares queries"),
         ({"method": "linformer"}, "it has parameters of its own"),
         ({"method": "sketched"}, "it takes quadratic time"),
-        ({"max_len": 8}, "no option 'max_len'"),
+        ({"max_len": 8}, "takes no 'max_len' here: a call may have any length"),
     ],
 )
 def test_wrong_options_are_named_also_where_the_call_is_exact(options: dict[str, Any], message: str) -> None:
@@ -277,3 +277,32 @@ def test_it_compiles_as_one_graph(masked: bool) -> None:
     torch.testing.assert_close(compiled(q, k, v, mask), sdpa(q, k, v, mask, **SKETCH))
     exact = torch.compile(lambda q, k, v, mask: sdpa(q, k, v, mask), fullgraph=True, backend="eager")
     torch.testing.assert_close(exact(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask))
+
+
+def test_the_scale_is_an_argument_of_the_call_and_no_option_of_a_scope() -> None:
+    with pytest.raises(TypeError, match="takes no 'scale' here: every call brings its own scale; leave it out"):
+        skeinformer.sketched(scale=3.0)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "reason"),
+    [
+        ((N, 8), (N, 8), "two dimensions, without a batch"),
+        (
+            (B, H, N, 8),
+            (B, 1, N, 8),
+            "keys or values are broadcast over examples or heads: expand them, or use enable_gqa",
+        ),
+        ((B, H, N, 8), (1, H, N, 8), "keys or values are broadcast over examples or heads"),
+    ],
+)
+def test_what_torch_takes_and_a_sketch_does_not_is_named(
+    query: tuple[int, ...], key: tuple[int, ...], reason: str
+) -> None:
+    q, k, v = torch.randn(query), torch.randn(key), torch.randn(key)
+    with skeinformer.sketched(**SKETCH) as report:
+        output = F.scaled_dot_product_attention(q, k, v)
+    assert torch.equal(output, F.scaled_dot_product_attention(q, k, v))
+    (found,) = report.reasons
+    assert found.startswith(reason)
+    assert torch.equal(sdpa(q, k, v, **SKETCH), output)

@@ -133,7 +133,7 @@ def test_the_report_says_what_was_exact_and_why(model: Model, x: Tensor) -> None
     assert report.reasons == {"exact attention takes less time": 2}
     with sketched() as report:
         pass
-    assert "was not called" in str(report)
+    assert "no call of torch.nn.functional.scaled_dot_product_attention was seen" in str(report)
 
 
 @torch.no_grad()
@@ -311,3 +311,25 @@ def test_a_compiled_model_is_counted_when_it_is_compiled(model: Model, x: Tensor
     with sketched("cluster", **SKETCH) as report:
         compiled(x)  # the same graph
     assert report.compiled == 0
+    assert "not called" not in str(report)
+    assert repr(sketched(**SKETCH)) == "<skeinformer.sketched by cluster(budget=8): 0 calls sketched, 0 exact>"
+    assert "no call" in str(report)
+    assert "in a graph that was compiled before, calls are sketched by the same rules and not counted" in str(report)
+
+
+def test_errors_in_compiled_graphs_are_not_measured_and_a_warning_says_so(model: Model, x: Tensor) -> None:
+    model.eval()
+    compiled = torch.compile(model, backend="eager")
+    scope = sketched(certify=True, **SKETCH)
+    with pytest.warns(UserWarning, match="calls in compiled graphs have no measured error"), torch.no_grad(), scope:
+        compiled(x)
+    assert scope.report.error is None
+    scope = sketched(certify=True, **SKETCH)
+    with pytest.warns(UserWarning, match="no call was seen outside of compiled graphs"), torch.no_grad(), scope:
+        compiled(x)  # the same graph
+    assert scope.report.error is None
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        with sketched(certify=True, **SKETCH) as report:
+            model(x)
+    assert report.error is not None

@@ -39,7 +39,7 @@ from skeinformer.lab.measure.work import OnSkip, OnStep, now, part_of, silent
 from skeinformer.lab.records import Ledger, Record, machine
 from skeinformer.registry import check_choice, check_count, check_number
 
-EXACT = "all_gather_sdpa"
+GATHERED = "all_gather_sdpa"
 EXACT_LABEL = "all-gather, SDPA"
 BACKWARD = 2.5  # multiply-adds of exact attention's gradient, as a multiple of its own
 
@@ -146,9 +146,10 @@ def measure_share(tell: OnMessage, task: Task) -> dict[str, Found]:
     runs: dict[str, Run] = {}
     received: dict[str, int] = {}
     if task.exact:
-        runs[EXACT] = _run(exact_over_gathered, inputs, task.mode)
+        runs[GATHERED] = _run(exact_over_gathered, inputs, task.mode)
         sent = sum(x.numel() * x.element_size() for x in inputs[1:])
-        received[EXACT] = (ranks - 1) * sent * (2 if task.mode == "both" else 1)  # gradients are summed where they go
+        passes = 2 if task.mode == "both" else 1  # gradients are summed where they go
+        received[GATHERED] = (ranks - 1) * sent * passes
     for contender in task.contenders:
         module = build_contender(
             contender, head_dim=task.sizes.head_dim, max_len=None, budget=task.budget, group=dist.group.WORLD
@@ -193,7 +194,7 @@ def _slowest(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def _records(task: Task, ranks: int, threads: int, pool: Pool, step: OnStep) -> Iterator[Record]:
-    names = [*([EXACT] if task.exact else []), *(contender.spec for contender in task.contenders)]
+    names = [*([GATHERED] if task.exact else []), *(contender.spec for contender in task.contenders)]
     steps, said = len(names) + task.rounds + 1, -1
 
     def on_message(detail: str) -> None:
@@ -212,7 +213,7 @@ def _records(task: Task, ranks: int, threads: int, pool: Pool, step: OnStep) -> 
             **_settings(task, contender, ranks, threads),
             "n_each": task.sizes.n // ranks,
             **quartile_fields("seconds", found),
-            **quartile_fields("ratio", ratio(times[EXACT], times[name]) if task.exact else None),
+            **quartile_fields("ratio", ratio(times[GATHERED], times[name]) if task.exact else None),
             "seconds_per_token": found.median / (task.sizes.n * task.sizes.batch),
             "peak_bytes": max(share[name].peak_bytes for share in shares),
             "received_bytes": max(share[name].received_bytes for share in shares),
@@ -224,7 +225,7 @@ def _settings(task: Task, contender: Contender | None, ranks: int, threads: int)
     """What tells one record from others; without a contender, of exact attention."""
     return {
         "kind": "bench_processes",
-        "method": EXACT if contender is None else contender.method,
+        "method": GATHERED if contender is None else contender.method,
         "options": "" if contender is None else contender.options_text,
         "label": EXACT_LABEL if contender is None else contender.label,
         "processes": ranks,

@@ -88,15 +88,18 @@ class Entry(NamedTuple):
 
 
 def default_contenders(specs: Sequence[str] = (), pilots: Sequence[int] = (256, 32)) -> list[Contender]:
-    """The contenders of `specs`; plain `skeinformer` once for each number of pilots.
+    """The contenders of `specs`; a method whose pilots are varied once for each number of pilots.
 
     By default all methods, but those that compute the same as another on these inputs.
     """
     for count in pilots:
         check_count("pilots", count)
     names = specs or [name for name, row in METHODS.items() if row.same_as is None]
-    skeins = [f"skeinformer:num_pilots={count}" for count in pilots] or ["skeinformer"]
-    return parse_all(spec for name in names for spec in (skeins if name == "skeinformer" else [name]))
+    found = []
+    for name in names:
+        varied = name in OFFERED and OFFERED[name].varied_pilots
+        found += [f"{name}:num_pilots={count}" for count in pilots] if varied and pilots else [name]
+    return parse_all(found)
 
 
 def contender_entry(contender: Contender, head_dim: int, budget: int) -> Entry:

@@ -16,7 +16,7 @@ from rich.console import Console
 from skeinformer.compare.contender import parse_all
 from skeinformer.lab.commands.bench import Bench, run_bench, tables
 from skeinformer.lab.measure import pool
-from skeinformer.lab.measure.processes import EXACT, Found, process_records
+from skeinformer.lab.measure.processes import GATHERED, Found, process_records
 from skeinformer.lab.records import Record, read
 
 TINY: dict[str, Any] = {
@@ -42,7 +42,7 @@ def test_it_measures_shares_and_the_whole_and_goes_on(tmp_path: Path) -> None:
         (*point, mode, method)
         for point in points
         for mode in ("forward", "both")
-        for method in (EXACT, "cluster", "vmean")
+        for method in (GATHERED, "cluster", "vmean")
     ]
     for r in rows:
         assert r["kind"] == "bench_processes"
@@ -107,7 +107,7 @@ def test_exact_attention_is_left_out_where_it_takes_too_long(monkeypatch: pytest
 
         def run(self, function: object, task: Any, on_message: object) -> list[Any]:
             asked.append((task.sizes.n, task.exact))
-            return [dict.fromkeys([EXACT] * task.exact + ["vmean"], found_by_all)]
+            return [dict.fromkeys([GATHERED] * task.exact + ["vmean"], found_by_all)]
 
     monkeypatch.setattr("skeinformer.lab.measure.processes.started", lambda ranks, threads: Started())
     monkeypatch.setattr("skeinformer.lab.measure.processes.matmul_peak", lambda dtype: 1e6)
@@ -127,7 +127,7 @@ def test_exact_attention_is_left_out_where_it_takes_too_long(monkeypatch: pytest
         )
     )
     assert asked == [(64, True), (1024, False)]
-    assert [(r["method"], r["n"]) for r in found] == [(EXACT, 64), ("vmean", 64), ("vmean", 1024)]
+    assert [(r["method"], r["n"]) for r in found] == [(GATHERED, 64), ("vmean", 64), ("vmean", 1024)]
     (line,) = said
     assert line.startswith("all-gather, SDPA, 1 process, n = 1,024, forward: a call would take about 33.6 s")
 
