@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skeinformer.attention.certificate import Info, bound_of_mean, estimate_error
 from skeinformer.attention.checks import Checks, alone, draw_checks, row_mass, rows_to_draw
-from skeinformer.attention.inputs import Inputs, default_scale, no_autocast, prepare
+from skeinformer.attention.inputs import Inputs, clear_padding, default_scale, no_autocast, prepare
 from skeinformer.attention.pilots import KeptPilots, kept_pilots
 from skeinformer.attention.skein import skein_attention
 from skeinformer.attention.virtual_keys import attend, from_mask
@@ -59,7 +59,7 @@ def choose_budget(
     d, n, reached = 1, key.shape[-2], float("inf")
     while d < n:
         for draw in draws:  # the next only where this one meets the tolerance
-            output = draw(d)
+            output = clear_padding(draw(d), inputs.query_mask)
             judge = judge or make_judge(inputs, output, seeds[0], num_checks, options.get("scale"))
             reached = _upper(estimate_error(output, *judge, None), statistic)
             if not reached <= tolerance:
@@ -69,9 +69,12 @@ def choose_budget(
         d *= 2
     if n == 1:
         return 1
+    found = f"the bound of the {statistic} error is {reached:.3g}"
+    if not output.isfinite().all():
+        found = "the output is not finite: look for NaN and inf in query, key and value"
     warnings.warn(
-        f"no power of two below n = {n} meets the tolerance {tolerance:g}: for the largest, {d // 2}, the {statistic} "
-        f"error is at most {reached:.3g} with 95 % confidence; returning {n}, all of the keys",
+        f"no power of two below n = {n} meets the tolerance {tolerance:g}: for the largest, {d // 2}, {found}; "
+        f"returning {n}, all of the keys",
         stacklevel=2,
     )
     return n

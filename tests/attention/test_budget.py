@@ -122,6 +122,32 @@ def test_impossible_tolerance_warns_and_returns_exact_attention() -> None:
     torch.testing.assert_close(output, dense_exact(q, k, v), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("statistic", ["worst", "mean"])
+@pytest.mark.parametrize("where", [0, 2])
+def test_an_output_that_is_not_finite_meets_no_tolerance(where: int, statistic: Any) -> None:
+    """A value that is NaN, or one query, whose row is hardly drawn."""
+    inputs = [x.detach().float() for x in tensors(1, 1, 200)]
+    inputs[where][0, 0, 3] = math.nan
+    with pytest.warns(UserWarning, match=r"no power of two below n = 200 .* output is not finite"):
+        assert choose_budget(*inputs, tolerance=0.9, statistic=statistic, num_checks=4, generator=generator()) == 200
+
+
+def test_padding_that_an_attention_fills_with_nan_does_not_count() -> None:
+    q, k, v = (x.detach().float() for x in tensors(1, 1, 60))
+    mask = lengths_mask([40], 60)
+
+    def attention(*inputs: Tensor, query_mask: Tensor, **options: Any) -> Tensor:
+        output = skein_attention(*inputs, query_mask=query_mask, **options)
+        return output.masked_fill(~query_mask[:, None, :, None], math.nan)
+
+    masks = {"key_mask": mask, "query_mask": mask}
+    found = [
+        choose_budget(q, k, v, tolerance=0.5, generator=generator(), attention=x, **masks)
+        for x in (attention, skein_attention)
+    ]
+    assert found[0] == found[1] < 60
+
+
 def test_easy_tolerance_asks_at_one_size() -> None:
     q, k, v = tensors(1, 2, 50, peak=0)
     recorder = Recorder()

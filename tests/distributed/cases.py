@@ -96,6 +96,17 @@ def share_of_attention(group: Any, case: Case) -> Result:
     return compute(case, group)
 
 
+def certified_with_one_nan(group: Any, method: str) -> Result:
+    """One query of the second head, on rank 1, is NaN; which heads of all ranks' output are not finite."""
+    q, k, v = (x.detach() for x in tensors(1, 2, 300))
+    q[0, 1, 150] = torch.nan
+    q, k, v = (distributed.shard(x, group=group, dim=2) for x in (q, k, v))
+    output, info = build(method, head_dim=4, budget=5, seed=3, group=group).eval().certify(q, k, v, num_checks=2)
+    lost = ~distributed.gather(output, group, dim=2).isfinite().all(-1).all(-1)
+    said = {name: getattr(info, name) for name in ("error", "error_se", "error_upper")}
+    return as_arrays({"lost": lost, **said})
+
+
 def as_arrays(tensors: dict[str, Tensor]) -> Result:
     return {name: (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy() for name, x in tensors.items()}
 
