@@ -27,7 +27,6 @@ UNSEEN = 1e-20  # the mass of a key that no pilot sees: among its like it counts
 SAMPLE = 8  # keys per cluster that the Lloyd steps see
 SEEN = 1e-14  # a cluster that weighs less to the pilots is counted, not calibrated
 LOWEST = -1e30  # a finite stand-in for -inf
-SPARED = 32  # queries that the metric leaves where there are few
 ASKED = 4  # queries per dimension that the metric is made of
 RIDGE = 0.1  # of the metric, in its mean eigenvalue: what no query asks for decides between keys that are else alike
 

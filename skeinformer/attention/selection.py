@@ -57,15 +57,6 @@ def uniform_rows(u: Tensor, mask: Tensor | None, k: int) -> Selection:
     return top(u if mask is None else u.where(mask, -torch.inf), k)
 
 
-def number_of_last(real: Tensor, num_first: int, size: int, kept: int) -> Tensor:
-    """How many of the last ranks of `real` rows may be spent, where the first decide already: at most `size`.
-
-    Of what the first leave, all but `kept` rows, and half of it at least.
-    """
-    left = (real - num_first).clamp(min=0)
-    return torch.maximum(left - kept, left // 2).clamp(max=size)
-
-
 @torch.no_grad()
 def sample_without_replacement(log_probability: Tensor, u: Tensor, d: int) -> Selection:
     """d distinct indices with probabilities p, line 5: the d largest of log p + Gumbel noise."""
