@@ -17,8 +17,10 @@ from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import from_generator
 from skeinformer.registry import check_choice, check_count, check_number
 
-NUM_CHECKS = 64  # rows that all sizes are judged by: they are computed once
-NUM_DRAWS = 8  # of the sketch, that have to meet the tolerance: so the next exceeds it with at most 8^8 / 9^9 = 0.043
+CHECKS_OF_CHOICE = 64  # rows that all sizes are judged by: they are computed once
+# draws of the sketch that have to meet the tolerance: that they do and the next one does not has the probability
+# p (1 - p)^12, where p is that of one draw above it. It is at most 12^12 / 13^13 = 0.029 for each size that is tried
+NUM_DRAWS = 12
 
 Judge = tuple[Checks, Tensor]  # check rows, and these rows of exact attention, (b, h, C, p_v)
 
@@ -32,10 +34,10 @@ def choose_budget(
     statistic: Literal["worst", "mean"] = "worst",
     attention: Callable[..., Any] = skein_attention,
     generator: torch.Generator | None = None,
-    num_checks: int = NUM_CHECKS,
+    num_checks: int = CHECKS_OF_CHOICE,
     **options: Any,
 ) -> int:
-    """The smallest power of two d for which `error_upper`, of eight draws of the sketch, is at most `tolerance`.
+    """The smallest power of two d for which `error_upper` is at most `tolerance` in twelve draws of the sketch.
 
     The bound is that of the certificate, of the worst example and head, or of their mean. `options` go to `attention`:
     masks, pilots and the rest. Where no d below the number of keys will do, warns and returns that number.

@@ -99,6 +99,14 @@ def test_pilots_and_checks_are_computed_once(
     torch.testing.assert_close(inside, outside)
 
 
+def test_draws_are_so_many_that_a_wrong_answer_is_improbable() -> None:
+    """Whatever p, the share of draws above: more than 5 % of 200 answers are wrong with a probability below 5 %."""
+    wrong = max(p * (1 - p) ** budget.NUM_DRAWS for p in torch.linspace(0, 1, 1001).tolist())
+    assert wrong < 0.03
+    at_most_ten = sum(math.comb(200, i) * wrong**i * (1 - wrong) ** (200 - i) for i in range(11))
+    assert 1 - at_most_ten < 0.05
+
+
 def test_answer_meets_the_tolerance_in_truth() -> None:
     """Fresh draws at the answer: `python -m studies.coverage` counts how often they are above."""
     q, k, v = heavy_keys(1, 4)
