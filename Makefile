@@ -62,8 +62,12 @@ $(STAMP): pyproject.toml constraints.txt lock.txt torch.txt weights.txt
 	@if $(BIN)/python -c '$(LOCKED)'; then \
 	  echo "installing torch (the longest step)" && \
 	  { $(PIP) install $(HASHED) --requirement torch.txt || { \
-	    test -z "$(STRICT)" && \
-	    echo "the index has another build of torch than torch.txt; taking it by its version (STRICT=1 refuses)" >&2 && \
+	    if [ -z "$(LOOSE)" ]; then \
+	      echo "torch is not installed: the index gave no file with the hash of torch.txt." >&2; \
+	      echo "If it has another build that you trust, make install LOOSE=1 takes that, without a hash." >&2; \
+	      exit 1; \
+	    fi; \
+	    echo "LOOSE=1: taking torch by its version, without a hash" >&2; \
 	    $(PIP) install --quiet --constraint constraints.txt torch; }; } && \
 	  echo "installing what skeinformer needs, by the hashes of lock.txt" && \
 	  $(PIP) install $(HASHED) --requirement lock.txt && \

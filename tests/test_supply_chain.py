@@ -1,5 +1,6 @@
 """What is installed is named with its hash, actions are pinned by commit, and two builds give the same bytes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -76,6 +77,32 @@ def test_actions_are_pinned_by_commit() -> None:
     ]
     assert used
     assert all(re.fullmatch(r"\s*- uses: [\w./-]+@[0-9a-f]{40} # v[\d.]+", line) for line in used), used
+
+
+FAKE = """#!/bin/sh
+# all is installed, but for files that have not the hash of torch.txt
+echo "$*" >> log
+case "$*" in *torch.txt*) exit 1;; esac
+"""
+
+
+@pytest.mark.parametrize("loose", [False, True])
+def test_a_torch_of_another_hash_is_refused_unless_one_asks_for_it(tmp_path: Path, loose: bool) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "lock.txt", "torch.txt", "weights.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(FAKE)
+    python.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if name not in ("LOOSE", "MAKEFLAGS", "MAKELEVEL")}
+    command = ["make", "install", *(["LOOSE=1"] if loose else [])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=clean)
+    asked = (tmp_path / "log").read_text()
+    assert ("--constraint constraints.txt torch" in asked) == loose
+    assert ("lock.txt" in asked) == loose
+    assert (done.returncode == 0) == loose
+    assert (tmp_path / ".venv" / ".installed").exists() == loose
+    assert ("make install LOOSE=1" in done.stderr) != loose
 
 
 @pytest.mark.slow
