@@ -180,6 +180,40 @@ def shares_that_differ(group: Any, what: str) -> None:
         distributed.gather(torch.zeros(2 + rank, 3), group)
     elif what == "positions":
         distributed.token_at(torch.zeros(2, 3), rank, group)
+    elif what == "kinds":
+        distributed.shard(whole if rank else whole.tolist(), group=group)
+    elif what == "fractions":
+        distributed.shard(whole, group=group, lengths=(2.5, 7.5))
+    elif what == "sums":
+        distributed.all_sum(torch.ones(2 + rank), group)
+    elif what == "means":
+        distributed.mean_over_tokens(torch.zeros(2 + rank, 3, 5), None, group)
+    elif what == "masks":
+        distributed.mean_over_tokens(
+            torch.zeros(2, 3), torch.ones(2, 3).to(torch.float32 if rank else torch.bool), group
+        )
+    elif what in ("gradients", "parameters"):
+        width, bias = (2, rank == 0) if what == "parameters" else (2 + rank, False)
+        distributed.average_gradients(torch.nn.Linear(width, 1, bias=bias), group)
+
+
+def different_ways(group: Any) -> None:
+    """After the same forward pass one rank goes back, and the other calls again."""
+    output = attend(group)
+    if distributed.Group.of(group).rank == 0:
+        output.sum().backward()
+    else:
+        attend(group)
+
+
+def of_another_group(group: Any) -> str:
+    """What is said to the ranks that are not in a group of the first."""
+    first = torch.distributed.new_group([0])
+    try:
+        attend(first)
+    except (TypeError, ValueError) as error:
+        return str(error).partition(" that share")[0]
+    return ""
 
 
 def ready(group: Any) -> None:
@@ -267,6 +301,15 @@ def shard_and_gather(group: Any) -> dict[str, Any]:
         wrong = str(error)
     back = distributed.gather(unequal, group)
     return {**as_arrays({"ids": ids, "unequal": unequal, "back": back}), "none": none is None, "wrong": wrong}
+
+
+def gathered_dtypes(group: Any) -> Result:
+    from skeinformer.distributed.collectives import gather_over
+
+    short, long = torch.arange(3, dtype=torch.float32), torch.full((1,), 0.5, dtype=torch.float64)
+    return as_arrays(
+        dict(zip(("short", "long"), gather_over(distributed.Group.of(group), "test", short, long), strict=True))
+    )
 
 
 def losses(group: Any) -> dict[str, Any]:
