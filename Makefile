@@ -9,7 +9,7 @@ HASHED := --quiet --no-deps --require-hashes --only-binary :all:
 LOCKED := import sys, platform; sys.exit((sys.version_info[:2], sys.platform, platform.machine()) != ((3, 11), "linux", "x86_64"))
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check soak docs site lock dist clean
+.PHONY: help install demo test slow check soak docs site lock dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -21,6 +21,9 @@ demo: $(STAMP)  ## compare the methods on pretrained Q, K, V; writes demo/report
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+slow: $(STAMP)  ## run the tests that `make test` leaves out
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 check: $(STAMP)  ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check .

@@ -1,5 +1,6 @@
 """Models over shares, in the processes of the pool: every function gets the group first, or None for one process."""
 
+import os
 from typing import Any
 
 import torch
@@ -88,6 +89,15 @@ def classifier(group: Any, pair: bool) -> Result:
     if group is not None:
         distributed.average_gradients(model, group)
     return as_arrays({"logits": logits, **gradients(model)})
+
+
+def trained(group: Any, job: Any) -> None:
+    """`train` as torchrun starts it, on all ranks of a pool of its own: accelerate keeps what it finds."""
+    found = {"RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size(), "MASTER_ADDR": "localhost", "MASTER_PORT": 0}
+    os.environ.update({name: str(value) for name, value in found.items()}, LOCAL_RANK=str(dist.get_rank()))
+    from skeinformer.lab.training.loop import train
+
+    train(job)
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
