@@ -1,7 +1,8 @@
 """How large must d be? The paper leaves it open; the certificate answers it on the inputs at hand."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 from skeinformer.attention.certificate import Info, bound_of_mean, estimate_error
 from skeinformer.attention.checks import Checks, alone, draw_checks, row_mass, rows_to_draw
 from skeinformer.attention.inputs import Inputs, clear_padding, default_scale, no_autocast, prepare
-from skeinformer.attention.pilots import KeptPilots, kept_pilots
+from skeinformer.attention.pilots import Pilots, column_mass, instead, log_square_of
+from skeinformer.attention.selection import Selection
 from skeinformer.attention.skein import skein_attention
-from skeinformer.attention.virtual_keys import attend, from_mask
+from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
+from skeinformer.kernels import pilots as kernels
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import from_generator
 from skeinformer.registry import check_choice, check_count, check_number
@@ -95,6 +98,58 @@ class Draw:
         with kept_pilots(self.pilots):
             output: Tensor = self.attention(*self.tensors, budget=budget, generator=generator, **self.options)
         return output
+
+
+class KeptPilots:
+    """The pilots of the last call: those of the next one, on the same tensors, are computed only as far as new."""
+
+    def __init__(self) -> None:
+        self.last: Pilots | None = None
+
+    def extend(self, query: Tensor, rows: Selection, source: VirtualKeys, scale: float) -> Pilots:
+        """The pilots of `rows`, with what they give to the columns. Ranks of one draw begin with the same rows."""
+        last, count = self.last, rows.indices.shape[-1]
+        known = 0 if last is None else last.rows.indices.shape[-1]
+        if last is None or known > count or not torch.equal(rows.indices[..., :known], last.rows.indices):
+            last, known = None, 0
+        if last is None or known < count:
+            more = Selection(rows.indices[..., known:], rows.live[..., known:])
+            queries = gather_rows(query, more.indices)
+            formed = kernels.form_rows(
+                queries, source.keys, source.values, more.live, source.log_weight, scale, with_mass=True
+            )
+            new = Pilots(more, queries, *formed)
+            new = new._replace(log_square=log_square_of(new, source, scale), mass=column_mass(new, source, scale))
+            last = new if last is None else _joined(last, new)
+        self.last = last
+        return last
+
+
+def _joined(first: Pilots, second: Pilots) -> Pilots:
+    """The pilots of both."""
+    pairs = zip(first[1:4], second[1:4], (-2, -2, -1), strict=True)
+    queries, output, normalizer = (torch.cat([x, y], dim) for x, y, dim in pairs)
+    rows = Selection(*(torch.cat(pair, -1) for pair in zip(first.rows, second.rows, strict=True)))
+    (square, mass), (more_square, more_mass) = _columns(first), _columns(second)
+    counts = [x.rows.live.sum(-1, keepdim=True).to(mass.dtype) for x in (first, second)]
+    mass = (mass * counts[0] + more_mass * counts[1]) / (counts[0] + counts[1]).clamp(min=1)
+    return Pilots(rows, queries, output, normalizer, torch.logaddexp(square, more_square), mass)
+
+
+def _columns(pilots: Pilots) -> tuple[Tensor, Tensor]:
+    assert pilots.log_square is not None
+    assert pilots.mass is not None
+    return pilots.log_square, pilots.mass
+
+
+@contextmanager
+def kept_pilots(pilots: KeptPilots) -> Iterator[None]:
+    """Inside, calls on the same tensors, whose draws begin alike, compute each pilot row once. Without gradients."""
+    before, instead.compute = instead.compute, pilots.extend
+    try:
+        yield
+    finally:
+        instead.compute = before
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from skeinformer.kernels.choice import exporting
 from skeinformer.noise import gumbel
 
 
@@ -41,7 +42,7 @@ def top(score: Tensor, k: int) -> Selection:
     repeats the last index. It has no gradient.
     """
     n = score.shape[-1]
-    if torch.compiler.is_exporting() and not always(n >= k):
+    if exporting() and not always(n >= k):
         values, index = torch.nn.functional.pad(score, (0, k), value=-torch.inf).topk(k, -1)
         return Selection(index.clamp(max=n - 1), values > -torch.inf)
     values, index = score.topk(at_most(k, n), -1)

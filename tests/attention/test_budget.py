@@ -93,7 +93,7 @@ def test_pilots_and_checks_are_computed_once(
     largest = 128 if attention is skein_attention else 16
     assert sum(formed) == largest
     outside = attention(q, k, v, budget=8, generator=generator(3))
-    with pilots.kept_pilots(pilots.KeptPilots()):
+    with budget.kept_pilots(budget.KeptPilots()):
         for size in (2, 4, 8):
             inside = attention(q, k, v, budget=size, generator=generator(3))
     torch.testing.assert_close(inside, outside)
