@@ -70,7 +70,7 @@ def _share(x: Tensor, group: Group, dim: int, lengths: tuple[int, ...] | None) -
             f"lengths={own} must be one whole number for each of {group.size} ranks and sum to the {n} tokens of "
             f"{tuple(x.shape)} along dim={dim}"
         )
-    return x.narrow(dim, sum(own[: group.rank]), own[group.rank])
+    return x.narrow(dim, sum(own[: group.rank]), own[group.rank]).clone()  # a view would keep all of x
 
 
 def _described(x: Tensor | None) -> str:

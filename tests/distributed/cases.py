@@ -300,7 +300,12 @@ def shard_and_gather(group: Any) -> dict[str, Any]:
     except ValueError as error:
         wrong = str(error)
     back = distributed.gather(unequal, group)
-    return {**as_arrays({"ids": ids, "unequal": unequal, "back": back}), "none": none is None, "wrong": wrong}
+    return {
+        **as_arrays({"ids": ids, "unequal": unequal, "back": back}),
+        "none": none is None,
+        "wrong": wrong,
+        "held": ids.untyped_storage().nbytes() // 8,
+    }
 
 
 def gathered_dtypes(group: Any) -> Result:

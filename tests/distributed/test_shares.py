@@ -22,6 +22,7 @@ def test_shard_and_gather(pool: Pool) -> None:
         assert found["ids"].shape == (2, (4, 3, 3)[rank])
         assert found["unequal"].shape == (2, (1, 0, 9)[rank])
         assert found["none"]
+        assert found["held"] == found["ids"].size  # and not the whole
         np.testing.assert_array_equal(found["back"], np.arange(20).reshape(2, 10))
         assert "must be one whole number for each of 3 ranks and sum to the 10 tokens" in found["wrong"]
 
