@@ -56,9 +56,8 @@ def what_is_known(group: Group, exchange: int, step: str) -> tuple[str, str]:
     raised = [f"rank {rank} {said[rank]}" for rank in sorted(said) if not _waited_in(said[rank])]
     if raised:
         return "; ".join(raised), ""
-    elsewhere = [
-        f"rank {rank} waited in {there!r}" for rank in sorted(said) if (there := _waited_in(said[rank])) != step
-    ]
+    waited = {rank: _waited_in(said[rank]) for rank in sorted(said) if rank != group.rank}
+    elsewhere = [f"rank {rank} waited in {there!r}" for rank, there in waited.items() if there != step]
     cause = (
         "another rank of the group has died, has raised an error of its own (see its output), or did not come here "
         "within the group's timeout"
@@ -71,7 +70,7 @@ def what_is_known(group: Group, exchange: int, step: str) -> tuple[str, str]:
     silent = [rank for rank in range(group.size) if rank not in said]
     if not said or not silent:
         return cause, ""
-    others = [] if elsewhere else sorted(said.keys() - {group.rank})
+    others = [] if elsewhere else list(waited)
     also = f"; {_ranks(others)} report{'s' * (len(others) == 1)} the same failure" if others else ""
     return cause, f"Nothing is heard of {_ranks(silent)}{also}. "
 
