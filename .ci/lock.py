@@ -19,8 +19,8 @@ LOCK = """# Everything that `make install` takes on Linux, x86_64, Python 3.11, 
 """
 DOCS = """# What `make site` takes beside lock.txt, in the same form. Made by .ci/lock.py.
 """
-TORCH = """# The CPU build of torch. Where the index offers another build of this version, `make install` says so and
-# takes it by its version, unless it is called as `make install STRICT=1`.
+TORCH = """# The CPU build of torch. `make install` refuses any other file. Where the index offers another build of this
+# version, `make install LOOSE=1` takes it by its version, without a hash.
 """
 
 

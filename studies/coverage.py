@@ -31,6 +31,7 @@ from torch import Tensor
 
 from skeinformer import build, choose_budget, cluster_attention, skein_attention
 from skeinformer.attention.base import NUM_CHECKS, certificate
+from skeinformer.attention.budget import NUM_DRAWS
 from skeinformer.attention.inputs import prepare
 from skeinformer.attention.run import run as run_attention
 from skeinformer.compare.measure import exact_attention, relative_error
@@ -40,7 +41,7 @@ from skeinformer.lab.measure.work import OnStep, Work, now
 from skeinformer.lab.records import Ledger, Record, append_all, machine, read_known
 from skeinformer.lab.threads import use_threads
 from skeinformer.noise import from_generator
-from skeinformer.registry import check_count
+from skeinformer.registry import check_choice, check_count
 from studies.command import start
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -61,7 +62,8 @@ PROMISED = {
     "ten odd rows": {"two": 0.80, "upper": 0.90},
 }
 ABOVE = 0.05  # the greatest share of chosen budgets whose error is above the tolerance
-KEY = ("kind", "input", "group", "method", "n", "text", "sketches", "draws", "num_checks", "trials", "seed")
+COUNTS = ("n", "sketches", "draws", "num_checks", "trials", "num_draws")
+KEY = ("kind", "input", "group", "method", "text", "seed", *COUNTS)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Coverage:
     """Rows that a certificate computes."""
     trials: int = 200
     """Trials in which a budget is chosen for each input; 0 for none."""
+    groups: tuple[str, ...] = ()
+    """Groups of inputs, such as "one odd row". Default: all."""
     threads: int | None = None
     """Threads of torch. Default: torch's own choice."""
     seed: int = 0
@@ -237,7 +241,7 @@ def missing_records(options: Coverage, present: Iterable[Record], on_step: OnSte
 
     def about(each: Input, kind: str, method: str) -> Record:
         counted = {"sketches": options.sketches, "draws": options.draws} if kind == "coverage" else {}
-        asked: Record = {"trials": options.trials} if kind == "coverage_budget" else {}
+        asked: Record = {"trials": options.trials, "num_draws": NUM_DRAWS} if kind == "coverage_budget" else {}
         return {"kind": kind, "input": each.name, "group": each.group, "n": each.n, "method": method, **common} | (
             counted | asked
         )
@@ -248,7 +252,8 @@ def missing_records(options: Coverage, present: Iterable[Record], on_step: OnSte
             kinds += [("coverage_budget", name) for name in FUNCTIONS]
         return [(kind, method) for kind, method in kinds if about(each, kind, method) not in done]
 
-    left = [(each, kinds) for each in inputs_of(options) if (kinds := wanted(each))]
+    asked_for = [each for each in inputs_of(options) if not options.groups or each.group in options.groups]
+    left = [(each, kinds) for each in asked_for if (kinds := wanted(each))]
     work = Work(sum(each.cost * len(kinds) for each, kinds in left), on_step)
     for each, kinds in left:
         qkv = each.make()
@@ -264,7 +269,7 @@ def missing_records(options: Coverage, present: Iterable[Record], on_step: OnSte
 def table(records: Sequence[Record]) -> str:
     """Markdown: the least of each group beside what is promised; a row for each input; the chosen budgets."""
     covered = [record for record in records if record.get("kind") == "coverage"]
-    budgets = [record for record in records if record.get("kind") == "coverage_budget"]
+    budgets = [record for record in records if record.get("kind") == "coverage_budget" and is_current(record)]
     lines = [
         "| input | interval, least % | promised | bound, least % | promised | square |",
         "|---|---|---|---|---|---|",
@@ -296,6 +301,11 @@ def table(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
+def is_current(record: Record) -> bool:
+    """Whether a budget was chosen by as many draws as it is now; true of records that are not of budgets."""
+    return record.get("kind") != "coverage_budget" or record.get("num_draws") == NUM_DRAWS
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
@@ -315,6 +325,9 @@ def run(options: Coverage) -> str:
     check_count("trials", options.trials, at_least=0)
     for n in options.lengths:
         check_count("length", n)
+    known = dict.fromkeys(each.group for each in inputs_of(options))
+    for group in options.groups:
+        check_choice("group", group, tuple(known))
     use_threads(options.threads)
     records = read_known(options.records)
     with progress(Console(stderr=True, highlight=False)) as begin:

@@ -28,7 +28,7 @@ from skeinformer.lab.measure.work import now
 from skeinformer.lab.records import Ledger, Record, append, machine, read_known
 from skeinformer.registry import check_count, check_number, lookup
 from studies.command import start
-from studies.coverage import ABOVE, PROMISED
+from studies.coverage import ABOVE, PROMISED, is_current
 from studies.soak_files import damaged_files, fuzzed_batches
 from studies.soak_kills import kills
 from studies.soak_outcome import OnCase, Outcome
@@ -115,7 +115,8 @@ def coverage(size: int, seed: int, folder: Path, on_case: OnCase) -> Outcome:
 
 def promises(path: Path) -> list[str]:
     """What each row of the study falls short of, "" where it does not; rows without a promise are left out."""
-    return [promise for record in read_known(path) if (promise := broken_promise(record)) is not None]
+    records = [record for record in read_known(path) if is_current(record)]
+    return [promise for record in records if (promise := broken_promise(record)) is not None]
 
 
 def counted(found: list[str]) -> tuple[int, int]:

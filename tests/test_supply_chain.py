@@ -1,5 +1,6 @@
 """What is installed is named with its hash, actions are pinned by commit, and two builds give the same bytes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -76,6 +77,51 @@ def test_actions_are_pinned_by_commit() -> None:
     ]
     assert used
     assert all(re.fullmatch(r"\s*- uses: [\w./-]+@[0-9a-f]{40} # v[\d.]+", line) for line in used), used
+
+
+def test_a_workflow_runs_the_slow_tests_every_week() -> None:
+    workflow, targets = ((ROOT / name).read_text() for name in (".github/workflows/slow.yml", "Makefile"))
+    assert re.search(r'schedule:\n    - cron: "\d+ \d+ \* \* \d"\n  workflow_dispatch:', workflow)
+    assert "- run: make slow\n" in workflow
+    assert re.search(r"^slow: .*\n\t.*pytest .*-m slow$", targets, re.MULTILINE)
+
+
+FAKE = """#!/bin/sh
+# all is installed, but for files that have not the hash of torch.txt
+echo "$*" >> log
+case "$*" in *torch.txt*) exit 1;; esac
+"""
+
+
+def installed(folder: Path, fake: str, *arguments: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """`make install` where .venv has such a python: how it ended, and what was asked of that python."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "lock.txt", "torch.txt", "weights.txt"):
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(fake)
+    python.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if name not in ("LOOSE", "MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(["make", "install", *arguments], cwd=folder, capture_output=True, text=True, env=clean)
+    return done, (folder / "log").read_text()
+
+
+@pytest.mark.parametrize("loose", [False, True])
+def test_a_torch_of_another_hash_is_refused_unless_one_asks_for_it(tmp_path: Path, loose: bool) -> None:
+    done, asked = installed(tmp_path, FAKE, *(["LOOSE=1"] if loose else []))
+    assert ("--constraint constraints.txt torch" in asked) == loose
+    assert ("lock.txt" in asked) == loose
+    assert (done.returncode == 0) == loose
+    assert (tmp_path / ".venv" / ".installed").exists() == loose
+    assert ("make install LOOSE=1" in done.stderr) != loose
+
+
+def test_a_torch_of_the_right_hash_is_installed(tmp_path: Path) -> None:
+    done, asked = installed(tmp_path, FAKE.partition("case")[0])
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert asked.index("--require-hashes --only-binary :all: --requirement torch.txt") < asked.index("lock.txt")
+    assert "--constraint" not in asked
 
 
 @pytest.mark.slow

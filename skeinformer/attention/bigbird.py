@@ -8,6 +8,7 @@ from torch import Tensor
 
 from skeinformer.attention.block_sparse import BlockSparse, Mask, Pattern, cut, take, window_blocks
 from skeinformer.attention.selection import Selection, at_most
+from skeinformer.kernels.choice import exporting
 from skeinformer.noise import Rand
 from skeinformer.registry import check_count
 
@@ -77,7 +78,7 @@ class BigBird(BlockSparse):
         assert options.block_size is not None
         size = at_most(options.block_size, query.shape[2])
         # an exported graph is for all numbers of blocks but those that some other dimension has: few have empty ones
-        grid = cut(query, key_mask, size, num_blocks=4 if torch.compiler.is_exporting() else 1)
+        grid = cut(query, key_mask, size, num_blocks=4 if exporting() else 1)
         last = (grid.used - 1).clamp(min=0)  # (b, 1)
         offset = torch.arange(size, device=query.device).expand(len(last), -1)
         slots = torch.cat([offset, last * size + offset], 1)  # (b, 2 B)

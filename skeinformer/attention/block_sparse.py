@@ -23,7 +23,7 @@ from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.inputs import Inputs, clear_padding, default_scale
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, cat, from_mask
-from skeinformer.kernels.choice import statistics_dtype
+from skeinformer.kernels.choice import exporting, statistics_dtype
 from skeinformer.kernels.fused import attend_where
 
 Mask = Tensor | None
@@ -75,7 +75,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     them is not for every length, says torch.export: there it is an index.
     """
     b, h, n = x.shape[:3]
-    if torch.compiler.is_exporting():
+    if exporting():
         head = torch.arange(h, device=x.device).view(h, *(1,) * (index.dim() - 2))
         return x[torch.arange(b, device=x.device).view(b, *(1,) * (index.dim() - 1)), head, index]
     first = n * torch.arange(b * h, device=x.device).view(b, h, *(1,) * (index.dim() - 2))

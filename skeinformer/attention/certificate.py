@@ -7,7 +7,8 @@ some are drawn and computed exactly: `checks.py` says how. With lambda_j the cha
     norm   = sum_pilots |E_j|^2 + (number of others) (sum_checks |E_j|^2 / lambda_j) / (sum_checks 1 / lambda_j)
 
 and error^2 = missed / norm estimates |R - BV|_F^2 / |BV|_F^2 for each example and head. `missed` has the right mean
-whatever the errors are, as the draw is independent of all that decided the output.
+whatever the errors are, as the draw is independent of all that decided the output. An output with a row that is not
+finite has an infinite error, whether or not that row was drawn.
 
 The standard error is the jackknife's over the checks: rows that were certain to be drawn leave no doubt, and a check of
 every row leaves none at all. Few rows of a skewed distribution show too little of its spread, so it is widened by
@@ -52,10 +53,14 @@ class Sums(NamedTuple):
 
 
 @torch.no_grad()
-def estimate_error(output: Tensor, checks: Checks, exact: Tensor, known: Known | None) -> Info:
+def estimate_error(
+    output: Tensor, checks: Checks, exact: Tensor, known: Known | None, lost: Tensor | None = None
+) -> Info:
     """The error of an output whose rows `checks` should be `exact`, (b, h, C, p_v), and `known` as they say.
 
     Squares are taken in units of the largest number. error_se and error_upper are inf where one row stands for several.
+    All three are inf where any row of the output is not finite, or where exact rows are not. lost: (b, h), where a row
+    of the output is not finite that is not here.
     """
     dtype, weight = statistics_dtype(exact), (1 / checks.chance).where(checks.live, 0)  # (b, h, C)
     rows = Selection(checks.indices, checks.live)
@@ -74,7 +79,7 @@ def estimate_error(output: Tensor, checks: Checks, exact: Tensor, known: Known |
     def root(sums: Sums) -> Tensor:
         total = of_known[0] + sums.missed
         ratio = total / (of_known[1] + checks.candidates * sums.norm / sums.weight.where(sums.weight > 0, 1))
-        return ratio.clamp(min=0).sqrt().where(total > 0, 0)
+        return ratio.clamp(min=0).sqrt().where(total != 0, 0)
 
     sums = Sums(*map(_total, each))
     error = root(sums)
@@ -87,13 +92,20 @@ def estimate_error(output: Tensor, checks: Checks, exact: Tensor, known: Known |
     upper = (error * (BOUND * error_se / error).exp()).where(error > 0, error_se)
     upper = upper.where(error.isfinite(), torch.inf)
     unit = (of_missed / of_norm)[..., 0]  # (b, h, 1)
-    return Info(*((x * unit)[..., 0] for x in (error, error_se, upper)))
+    finite = all_finite(output)[..., None] & of_norm[..., 0].isfinite() & unit.isfinite()
+    finite = finite if lost is None else finite & ~lost[..., None]
+    return Info(*((x * unit).where(finite & x.isfinite(), torch.inf)[..., 0] for x in (error, error_se, upper)))
+
+
+def all_finite(x: Tensor) -> Tensor:
+    """Whether all rows are finite: (b, h, n, p) -> (b, h)."""
+    return x.isfinite().all(-1).all(-1)
 
 
 def bound_of_mean(info: Info) -> Tensor:
     """A bound of the mean error of examples and heads, whose check rows are drawn independently: a number."""
     margin = (info.error_upper - info.error).square().sum().sqrt() / info.error.numel()
-    return info.error.mean() + margin
+    return (info.error.mean() + margin).where(info.error.isfinite().all(), torch.inf)
 
 
 def _difference(output: Tensor, rows: Selection, exact: Tensor, dtype: torch.dtype) -> Tensor:
@@ -108,7 +120,7 @@ def _real(x: Tensor, rows: Selection) -> Tensor:
 def _unit(parts: list[Tensor], of_zeros: Tensor | float) -> Tensor:
     """The largest number of all parts, (b, h, 1, 1); `of_zeros` where there are only zeros."""
     largest = torch.cat([x.abs().flatten(-2) for x in parts], -1).amax(-1)[..., None, None]
-    return largest.where(largest > 0, of_zeros)
+    return largest.where(largest != 0, of_zeros)
 
 
 def _squares(x: Tensor) -> Tensor:

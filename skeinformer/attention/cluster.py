@@ -16,12 +16,12 @@ from torch.nn import functional as F
 
 from skeinformer.attention.base import Attention, Trace, as_function
 from skeinformer.attention.certificate import Info
-from skeinformer.attention.clusters import ASKED, SPARED, ClusterMerge, Clusters, merge_clusters, query_metric
+from skeinformer.attention.clusters import ASKED, ClusterMerge, Clusters, merge_clusters, query_metric
 from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.operation import OPERATIONS, Operation, as_operation
 from skeinformer.attention.pilots import Pilots, compute_pilots
 from skeinformer.attention.queries import Gradient, estimate_of, estimated_gradient, virtual_queries
-from skeinformer.attention.selection import Selection, number_of_last, uniform_rows
+from skeinformer.attention.selection import Selection, uniform_rows
 from skeinformer.attention.sharded.cluster import sharded_cluster_sketch
 from skeinformer.attention.virtual_keys import from_mask
 from skeinformer.distributed.agreement import Shares
@@ -117,14 +117,10 @@ def sizes_of(options: ClusterOptions) -> tuple[int, int, int]:
 
 
 def rows_of_metric(u: Tensor, mask: Tensor | None, num_pilots: int, size: int) -> Selection:
-    """The queries that make the metric, (b, h, size): the last ranks, where the pilots are the first.
-
-    Of what the pilots leave, all but SPARED rows may be taken, and half of it at least.
-    """
+    """The queries that make the metric, (b, h, size): of what the pilots, the first ranks, leave, the last."""
     rows = uniform_rows(-u, mask, size)
-    spent = number_of_last(count_real(u, mask), num_pilots, size, SPARED)
     rank = torch.arange(rows.live.shape[-1], device=u.device)
-    return Selection(rows.indices, rows.live & (rank < spent))
+    return Selection(rows.indices, rows.live & (rank < count_real(u, mask) - num_pilots))
 
 
 def count_real(u: Tensor, mask: Tensor | None) -> Tensor:

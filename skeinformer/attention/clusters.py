@@ -27,7 +27,6 @@ UNSEEN = 1e-20  # the mass of a key that no pilot sees: among its like it counts
 SAMPLE = 8  # keys per cluster that the Lloyd steps see
 SEEN = 1e-14  # a cluster that weighs less to the pilots is counted, not calibrated
 LOWEST = -1e30  # a finite stand-in for -inf
-SPARED = 32  # queries that the metric leaves where there are few
 ASKED = 4  # queries per dimension that the metric is made of
 RIDGE = 0.1  # of the metric, in its mean eigenvalue: what no query asks for decides between keys that are else alike
 
@@ -47,17 +46,23 @@ class ClusterMerge(NamedTuple):
     def add_gradients_(
         self, totals: tuple[Tensor | None, Tensor], key: Tensor, value: Tensor, virtual: Virtual, gradients: Virtual
     ) -> None:
-        """dk_j += w_j (dk_c / W_c + dC (v_j - v_c)), dv_j += w_j (dv_c / W_c + dC^T (k_j - k_c))."""
+        """dk_j += w_j (dk_c / W_c + dC (v_j - v_c)), dv_j += w_j (dv_c / W_c + dC^T (k_j - k_c)).
+
+        In units of large gradients: W_c may be 1e-20, and then a gradient of 1e20 over it is beyond float32.
+        """
         dtype = self.weight.dtype
-        d_keys, d_values = (x.to(dtype) for x in gradients[:2])
+        parts = [x.to(dtype) for x in gradients if x is not None]
+        unit = moderate_unit(torch.stack([x.abs().amax((-2, -1)) for x in parts]).amax(0)[..., None, None])
+        d_keys, d_values, *d_slopes = (x / unit for x in parts)  # (b, h, d, p), (b, h, d, p_v), (b, h, p, p_v)
+        weight = self.weight * unit[..., 0]  # (b, h, n)
         if self.rate is None or self.center is None or virtual.slope is None or gradients.slope is None:
             for total, d_means in zip(totals, (d_keys, d_values), strict=True):
                 if total is not None:
-                    add_of_clusters_(total, d_means / self.total[..., None], self.assignment, self.weight)
+                    add_of_clusters_(total, d_means / self.total[..., None], self.assignment, weight)
             return
-        keys, values, slope, d_slope = (x.to(dtype) for x in (*virtual[:2], virtual.slope, gradients.slope))
+        keys, values, slope = (x.to(dtype) for x in (*virtual[:2], virtual.slope))
         values = values + self.center @ slope  # the means: virtual values are shifted by the slope's constant
-        d_covariance = self.rate * (d_slope - self.center.mT @ d_values.sum(-2, keepdim=True))  # (b, h, p, p_v)
+        d_covariance = self.rate * (d_slopes[0] - self.center.mT @ d_values.sum(-2, keepdim=True))  # (b, h, p, p_v)
         for total, other, means, d_means, across in (
             (totals[0], value, values, d_keys, d_covariance.mT),
             (totals[1], key, keys, d_values, d_covariance),
@@ -65,7 +70,7 @@ class ClusterMerge(NamedTuple):
             if total is None:
                 continue
             of_cluster = d_means / self.total[..., None] - means @ across  # (b, h, d, p)
-            add_of_clusters_(total, of_cluster, self.assignment, self.weight, other, across)
+            add_of_clusters_(total, of_cluster, self.assignment, weight, other, across)
 
 
 class Moments(NamedTuple):

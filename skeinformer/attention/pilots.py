@@ -4,8 +4,7 @@ Lines 1 to 4 of Algorithm 1 of Chen et al. (2022). Everything that selects is in
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,75 +36,25 @@ class Pilots(NamedTuple):
         return ExactRows(self.rows.indices, self.queries, self.output, self.normalizer)
 
 
+class Instead(threading.local):
+    """What computes pilots in place of `compute_pilots`, in this thread: without gradients, and with the mass."""
+
+    def __init__(self) -> None:  # in every thread; a compiler would not see a default of the class become an attribute
+        self.compute: Callable[[Tensor, Selection, VirtualKeys, float], Pilots] | None = None
+
+
+instead = Instead()
+
+
 def compute_pilots(
     query: Tensor, rows: Selection, source: VirtualKeys, scale: float, *, with_mass: bool = False
 ) -> Pilots:
     """B_J V and the row sums, lines 2 and 3. Time O(P n p), memory O((P + n) p)."""
-    if _kept.pilots is not None:
-        return _kept.pilots.extend(query, rows, source, scale)
+    if instead.compute is not None:
+        return instead.compute(query, rows, source, scale)
     queries = gather_rows(query, rows.indices)  # (b, h, P, p)
     formed = kernels.form_rows(queries, source.keys, source.values, rows.live, source.log_weight, scale, with_mass)
     return Pilots(rows, queries, *formed)
-
-
-class KeptPilots:
-    """The pilots of the last call: those of the next one, on the same tensors, are computed only as far as new."""
-
-    def __init__(self) -> None:
-        self.last: Pilots | None = None
-
-    def extend(self, query: Tensor, rows: Selection, source: VirtualKeys, scale: float) -> Pilots:
-        """The pilots of `rows`, with what they give to the columns. Ranks of one draw begin with the same rows."""
-        last, count = self.last, rows.indices.shape[-1]
-        known = 0 if last is None else last.rows.indices.shape[-1]
-        if last is None or known > count or not torch.equal(rows.indices[..., :known], last.rows.indices):
-            last, known = None, 0
-        if last is None or known < count:
-            more = Selection(rows.indices[..., known:], rows.live[..., known:])
-            queries = gather_rows(query, more.indices)
-            formed = kernels.form_rows(
-                queries, source.keys, source.values, more.live, source.log_weight, scale, with_mass=True
-            )
-            new = Pilots(more, queries, *formed)
-            new = new._replace(log_square=log_square_of(new, source, scale), mass=column_mass(new, source, scale))
-            last = new if last is None else _joined(last, new)
-        self.last = last
-        return last
-
-
-def _joined(first: Pilots, second: Pilots) -> Pilots:
-    """The pilots of both."""
-    pairs = zip(first[1:4], second[1:4], (-2, -2, -1), strict=True)
-    queries, output, normalizer = (torch.cat([x, y], dim) for x, y, dim in pairs)
-    rows = Selection(*(torch.cat(pair, -1) for pair in zip(first.rows, second.rows, strict=True)))
-    (square, mass), (more_square, more_mass) = _columns(first), _columns(second)
-    counts = [x.rows.live.sum(-1, keepdim=True).to(mass.dtype) for x in (first, second)]
-    mass = (mass * counts[0] + more_mass * counts[1]) / (counts[0] + counts[1]).clamp(min=1)
-    return Pilots(rows, queries, output, normalizer, torch.logaddexp(square, more_square), mass)
-
-
-def _columns(pilots: Pilots) -> tuple[Tensor, Tensor]:
-    assert pilots.log_square is not None
-    assert pilots.mass is not None
-    return pilots.log_square, pilots.mass
-
-
-class _Kept(threading.local):
-    def __init__(self) -> None:  # in every thread; a compiler would not see a default of the class become an attribute
-        self.pilots: KeptPilots | None = None
-
-
-_kept = _Kept()
-
-
-@contextmanager
-def kept_pilots(pilots: KeptPilots) -> Iterator[None]:
-    """Inside, calls on the same tensors, whose draws begin alike, compute each pilot row once. Without gradients."""
-    before, _kept.pilots = _kept.pilots, pilots
-    try:
-        yield
-    finally:
-        _kept.pilots = before
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from skeinformer.kernels.choice import exporting
 from skeinformer.noise import gumbel
 
 
@@ -41,7 +42,7 @@ def top(score: Tensor, k: int) -> Selection:
     repeats the last index. It has no gradient.
     """
     n = score.shape[-1]
-    if torch.compiler.is_exporting() and not always(n >= k):
+    if exporting() and not always(n >= k):
         values, index = torch.nn.functional.pad(score, (0, k), value=-torch.inf).topk(k, -1)
         return Selection(index.clamp(max=n - 1), values > -torch.inf)
     values, index = score.topk(at_most(k, n), -1)
@@ -55,15 +56,6 @@ def uniform_rows(u: Tensor, mask: Tensor | None, k: int) -> Selection:
     row twice. The next ranks of the same numbers are a uniform sample of the rest.
     """
     return top(u if mask is None else u.where(mask, -torch.inf), k)
-
-
-def number_of_last(real: Tensor, num_first: int, size: int, kept: int) -> Tensor:
-    """How many of the last ranks of `real` rows may be spent, where the first decide already: at most `size`.
-
-    Of what the first leave, all but `kept` rows, and half of it at least.
-    """
-    left = (real - num_first).clamp(min=0)
-    return torch.maximum(left - kept, left // 2).clamp(max=size)
 
 
 @torch.no_grad()

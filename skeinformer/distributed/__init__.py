@@ -10,9 +10,10 @@ Every rank passes its share to an attention with `group=`, and the result is tha
 says what is exchanged, how losses are reduced, and how it goes together with data parallelism.
 """
 
-from skeinformer.distributed.collectives import Exchange, RankError, all_sum, watch
+from skeinformer.distributed.collectives import Exchange, RankError, watch
 from skeinformer.distributed.group import Group
 from skeinformer.distributed.shares import (
+    all_sum,
     average_gradients,
     gather,
     mean_over_tokens,

@@ -1,8 +1,8 @@
 """The collectives: all that crosses ranks goes through this file, is counted in it, and fails in it with a name.
 
 Two are enough, a sum over ranks and a gathering from all. Several tensors go as one buffer, so that the number of
-collectives is that of the steps of a method. `all_sum` and `gather` of `shares.py` carry gradients. The loss that they
-are gradients of is the *sum* of all ranks' losses.
+collectives is that of the steps of a method. `summed` and `gathered` carry gradients. The loss that they are gradients
+of is the *sum* of all ranks' losses.
 """
 
 import functools
@@ -82,7 +82,7 @@ def gather_over(group: Group, step: str, *tensors: Tensor) -> list[Tensor]:
         _all_gather(every, buffer, group=group.process_group)
     columns = torch.split(every.view(group.size, -1), [part.numel() for part in parts], 1)
     return [
-        column.contiguous().view(-1).view(x.dtype).view(group.size, *x.shape)
+        column.clone(memory_format=torch.contiguous_format).view(-1).view(x.dtype).view(group.size, *x.shape)
         for column, x in zip(columns, tensors, strict=True)
     ]
 
@@ -110,7 +110,7 @@ def _named(group: Group, step: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what a backend raises where a connection is lost, or nobody comes in time
-        cause, heard = what_is_known(group, _begun[group.name])
+        cause, heard = what_is_known(group, _begun[group.name], step)
         raise RankError(
             f"rank {group.rank} of {group.size} waited in vain in the exchange {step!r}: {cause}; all ranks end. "
             f"{heard}The backend says: {error}"
@@ -171,10 +171,10 @@ class _AllSum(torch.autograd.Function):
 
 
 @outside_of_graphs
-def all_sum(x: Tensor, group: Any) -> Tensor:
-    """The sum of x over all ranks, on all ranks, with gradients."""
-    summed: Tensor = _AllSum.apply(x, Group.of(group))  # type: ignore[no-untyped-call]
-    return summed
+def summed(x: Tensor, group: Group) -> Tensor:
+    """The sum of x, whose shape is known to be that of all ranks, on all ranks, with gradients."""
+    total: Tensor = _AllSum.apply(x, group)  # type: ignore[no-untyped-call]
+    return total
 
 
 class _Gathered(torch.autograd.Function):

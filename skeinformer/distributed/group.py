@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 GROUPS = "a torch.distributed.ProcessGroup or a one-dimensional DeviceMesh"
+NO_RANK = "this process is no rank of the group; call only on the ranks that share the sequence"
 
 
 class Group:
@@ -21,7 +22,7 @@ class Group:
         self.size: int = dist.get_world_size(process_group)
         self.name: str = getattr(process_group, "group_name", "")
         if self.rank < 0:
-            raise ValueError("this process is no rank of the group; call only on the ranks that share the sequence")
+            raise ValueError(NO_RANK)
 
     @property
     def device(self) -> torch.device:
@@ -39,6 +40,8 @@ class Group:
                 f"group={group!r}, but torch.distributed is not initialized; call init_process_group first, under "
                 "torchrun or with a rank and a world size"
             )
+        if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:  # what new_group gives to others
+            raise ValueError(NO_RANK)
         if isinstance(group, dist.ProcessGroup):
             return Group(group)
         if hasattr(group, "get_group") and hasattr(group, "ndim"):

@@ -18,7 +18,7 @@ from skeinformer.distributed.group import Group
 
 PATIENCE = 2.0  # seconds in which ranks that see the same failure leave their notes
 PAUSE = 0.05
-WAITED = "waited in vain"
+WAITED = "waited in vain in "  # and then the name of the exchange
 
 
 def leave_note(group: Group, exchange: int, said: str) -> None:
@@ -46,26 +46,38 @@ def read_notes(group: Group, *exchanges: int) -> dict[int, str]:
 def all_raised(group: Group, exchange: int) -> bool:
     """Whether all ranks have raised an error after this exchange: none then waits for another."""
     said = read_notes(group, exchange)
-    return len(said) == group.size and WAITED not in said.values()
+    return len(said) == group.size and not any(_waited_in(each) for each in said.values())
 
 
-def what_is_known(group: Group, exchange: int) -> tuple[str, str]:
-    """Why an exchange failed, and in a sentence who is heard of, empty where there is no more to say."""
-    leave_note(group, exchange, WAITED)
+def what_is_known(group: Group, exchange: int, step: str) -> tuple[str, str]:
+    """Why the exchange `step` failed, and in a sentence who is heard of, empty where there is no more to say."""
+    leave_note(group, exchange, WAITED + step)
     said = read_notes(group, exchange - 1, exchange)
-    raised = [f"rank {rank} {said[rank]}" for rank in sorted(said) if said[rank] != WAITED]
+    raised = [f"rank {rank} {said[rank]}" for rank in sorted(said) if not _waited_in(said[rank])]
     if raised:
         return "; ".join(raised), ""
+    waited = {rank: _waited_in(said[rank]) for rank in sorted(said) if rank != group.rank}
+    elsewhere = [f"rank {rank} waited in {there!r}" for rank, there in waited.items() if there != step]
     cause = (
         "another rank of the group has died, has raised an error of its own (see its output), or did not come here "
         "within the group's timeout"
     )
+    if elsewhere:
+        cause = (
+            f"{'; '.join(elsewhere)}: the ranks took different ways, such as a call or a backward pass that only some "
+            "of them make"
+        )
     silent = [rank for rank in range(group.size) if rank not in said]
     if not said or not silent:
         return cause, ""
-    others = sorted(said.keys() - {group.rank})
+    others = [] if elsewhere else list(waited)
     also = f"; {_ranks(others)} report{'s' * (len(others) == 1)} the same failure" if others else ""
     return cause, f"Nothing is heard of {_ranks(silent)}{also}. "
+
+
+def _waited_in(note: str) -> str:
+    """The exchange in which a rank waited in vain, "" for another note."""
+    return note.removeprefix(WAITED) if note.startswith(WAITED) else ""
 
 
 def described(error: BaseException) -> str:

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from skeinformer.distributed.agreement import agree, told
-from skeinformer.distributed.collectives import all_sum, gathered, outside_of_graphs, sum_over
+from skeinformer.distributed.collectives import gathered, outside_of_graphs, sum_over, summed
 from skeinformer.distributed.group import Group
 from skeinformer.kernels.choice import statistics_dtype
+
+SHAPES = "shapes"  # the exchange before a sum
 
 
 def share_lengths(n: int, ranks: int) -> tuple[int, ...]:
@@ -57,14 +59,18 @@ def _shares(
 
 
 def _share(x: Tensor, group: Group, dim: int, lengths: tuple[int, ...] | None) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"shard divides tensors, got {type(x).__name__}; make one with torch.as_tensor")
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(f"a tensor of shape {tuple(x.shape)} has no dim={dim} along which its tokens could be divided")
     n = x.shape[dim]
     own = share_lengths(n, group.size) if lengths is None else lengths
-    if len(own) != group.size or sum(own) != n or min(own) < 0:
+    if len(own) != group.size or any(type(each) is not int for each in own) or sum(own) != n or min(own) < 0:
         raise ValueError(
-            f"lengths={own} must be one for each of {group.size} ranks and sum to the {n} tokens of "
+            f"lengths={own} must be one whole number for each of {group.size} ranks and sum to the {n} tokens of "
             f"{tuple(x.shape)} along dim={dim}"
         )
-    return x.narrow(dim, sum(own[: group.rank]), own[group.rank])
+    return x.narrow(dim, sum(own[: group.rank]), own[group.rank]).clone()  # a view would keep all of x
 
 
 def _described(x: Tensor | None) -> str:
@@ -90,20 +96,39 @@ def _lengths(x: Tensor, dim: int, group: Group, **facts: object) -> tuple[int, .
     return agree(group, {"dtype": x.dtype, "shape": shape, **facts}, n, step="lengths").queries
 
 
+def all_sum(x: Tensor, group: Any) -> Tensor:
+    """The sum of x over all ranks, on all ranks, with gradients. A small exchange makes sure that shapes agree."""
+    group = Group.of(group)
+    _check_shapes(x, group)
+    return summed(x, group)
+
+
+@outside_of_graphs
+def _check_shapes(x: Tensor, group: Group, **facts: object) -> None:
+    """On all ranks an error that names the shape or dtype that differs, where the backend would mix up numbers."""
+    with told(group, SHAPES):
+        facts = {"shape": tuple(x.shape), "dtype": x.dtype, **facts}
+    agree(group, facts, step=SHAPES, hint="What is summed over ranks has one shape and dtype on all of them")
+
+
 def mean_over_tokens(x: Tensor, mask: Tensor | None, group: Any) -> Tensor:
     """The mean over the real tokens of all ranks, on all ranks, with gradients: (b, n, ...), (b, n) -> (b, ...).
 
-    Zeros where an example has none. Sums are taken in float32 at least. One collective, which a mean over the tokens of
-    one process has not.
+    Zeros where an example has none. Sums are taken in float32 at least. Two collectives, which a mean over the tokens
+    of one process has not: whether all ranks have examples of one shape, and the sum.
     """
-    dtype = statistics_dtype(x)  # a count of tokens, and their sum, would leave the range of float16
-    if mask is None:
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    if mask.dtype != torch.bool:
-        raise TypeError(f"mask is {mask.dtype}, expected a boolean tensor, True = real; convert with mask.bool()")
-    kept = x.masked_fill(~mask.reshape(*mask.shape, *[1] * (x.dim() - 2)), 0)
-    count = mask.sum(1).to(dtype)  # (b,)
-    total = all_sum(torch.cat([kept.sum(1, dtype=dtype).reshape(len(x), -1), count[:, None]], 1), group)
+    group = Group.of(group)
+    with told(group, SHAPES):
+        dtype = statistics_dtype(x)  # a count of tokens, and their sum, would leave the range of float16
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if mask.dtype != torch.bool:
+            raise TypeError(f"mask is {mask.dtype}, expected a boolean tensor, True = real; convert with mask.bool()")
+        kept = x.masked_fill(~mask.reshape(*mask.shape, *[1] * (x.dim() - 2)), 0)
+        count = mask.sum(1).to(dtype)  # (b,)
+        sums = torch.cat([kept.sum(1, dtype=dtype).reshape(len(x), -1), count[:, None]], 1)
+    _check_shapes(sums, group, examples=[len(x), *x.shape[2:]])
+    total = summed(sums, group)
     return (total[:, :-1] / total[:, -1:].clamp(min=1)).reshape(len(x), *x.shape[2:]).to(x.dtype)
 
 
@@ -118,17 +143,20 @@ def token_at(x: Tensor, position: int, group: Any) -> Tensor:
         raise ValueError(f"position={position} is not among the {sum(lengths)} tokens of all ranks")
     at = position - sum(lengths[: group.rank])
     here = slice(at, at + 1) if 0 <= at < x.shape[1] else slice(0)
-    return all_sum(x[:, here].sum(1), group)  # of one token, or of none
+    return summed(x[:, here].sum(1), group)  # of one token, or of none
 
 
 def average_gradients(model: nn.Module, group: Any) -> None:
     """The mean over ranks of each parameter's gradient, in place: what DistributedDataParallel does while it computes.
 
     Where every rank has computed the one loss of the whole sequence, that is the gradient that one process has. A
-    parameter that no rank has a gradient for has none afterwards.
+    parameter that no rank has a gradient for has none afterwards. A small exchange makes sure that parameters agree.
     """
     group = Group.of(group)
-    parameters = [x for x in model.parameters() if x.requires_grad]
+    named = {name: x for name, x in model.named_parameters() if x.requires_grad}
+    facts = {f"parameter {name}": f"{x.dtype} {tuple(x.shape)}" for name, x in named.items()}
+    agree(group, facts, step=SHAPES, hint="Gradients are averaged of one model, with one set of trainable parameters")
+    parameters = list(named.values())
     if not parameters:
         return
     dtype = torch.promote_types(torch.float32, max((x.dtype for x in parameters), key=lambda d: torch.finfo(d).bits))

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer.attention import METHODS
+from skeinformer.attention.methods import no_group
 from skeinformer.distributed.group import Group
 from skeinformer.huggingface.interface import attention_forward, warn_again
 from skeinformer.huggingface.rules import padding_mask
@@ -44,7 +45,9 @@ def register(
     (docs/distributed.md).
     """
     if method is not None:
-        lookup("attention", method, METHODS)
+        row = lookup("attention", method, METHODS)
+        if group is not None and not row.sequence_parallel:
+            raise ValueError(no_group(method))
         if reason := left_out(method):
             raise ValueError(f"{method!r} cannot stand in for a model's attention: {reason}")
     check_flag("decoder_cross_attention", decoder_cross_attention)

@@ -208,3 +208,8 @@ def fast_form(
         return chosen
 
     return decorate
+
+
+def exporting() -> bool:
+    """Whether a graph is being exported, in which lengths may be symbols that stand for all of them."""
+    return torch.compiler.is_exporting()

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.inputs import DTYPES
-from skeinformer.attention.methods import DEFAULT
+from skeinformer.attention.methods import DEFAULT, no_group
 from skeinformer.attention.seeds import layer_seed
 from skeinformer.distributed.group import Group
 from skeinformer.nn.attention import (
@@ -130,9 +130,11 @@ def convert(
     check_flag("decoder_cross_attention", decoder_cross_attention)
     check_self_attention(self_attention)
     check_min_length(min_length)
+    if group is not None and not lookup("attention", method, METHODS).sequence_parallel:
+        raise ValueError(no_group(method))
     layers, aliases = attention_layers(model)
     left = reasons(model, layers, choose(layers, aliases, filter), method, decoder_cross_attention)
-    shared = {} if group is None else {"group": share_layers(group, left)}
+    shared = {} if group is None else {"group": share_layers(group, model, layers, left)}
     attentions: dict[str, Attention] = {}
     seed = options.get("seed", 0)
     for index, (name, layer) in enumerate(layers.items()):
@@ -279,8 +281,16 @@ def reasons(
     return left
 
 
-def share_layers(group: Any, left: Mapping[str, str]) -> Group:
+def share_layers(
+    group: Any, model: nn.Module, layers: Mapping[str, nn.MultiheadAttention], left: Mapping[str, str]
+) -> Group:
     """The group, where all layers take it: one that is left alone would attend to the tokens of its own rank only."""
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no nn.MultiheadAttention, so nothing would be converted, and with a group its "
+            "attention would see the tokens of its own rank only; call cluster_attention(..., group=group) in it, or "
+            "for a model of transformers huggingface.register(..., group=group)"
+        )
     for name, reason in left.items():
         raise ValueError(
             f"{_shown(name)} would stay as it is ({reason}), and with a group it would attend to the tokens of its own "

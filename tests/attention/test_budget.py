@@ -93,10 +93,18 @@ def test_pilots_and_checks_are_computed_once(
     largest = 128 if attention is skein_attention else 16
     assert sum(formed) == largest
     outside = attention(q, k, v, budget=8, generator=generator(3))
-    with pilots.kept_pilots(pilots.KeptPilots()):
+    with budget.kept_pilots(budget.KeptPilots()):
         for size in (2, 4, 8):
             inside = attention(q, k, v, budget=size, generator=generator(3))
     torch.testing.assert_close(inside, outside)
+
+
+def test_draws_are_so_many_that_a_wrong_answer_is_improbable() -> None:
+    """Whatever p, the share of draws above: more than 5 % of 200 answers are wrong with a probability below 5 %."""
+    wrong = max(p * (1 - p) ** budget.NUM_DRAWS for p in torch.linspace(0, 1, 1001).tolist())
+    assert wrong < 0.03
+    at_most_ten = sum(math.comb(200, i) * wrong**i * (1 - wrong) ** (200 - i) for i in range(11))
+    assert 1 - at_most_ten < 0.05
 
 
 def test_answer_meets_the_tolerance_in_truth() -> None:
@@ -120,6 +128,32 @@ def test_impossible_tolerance_warns_and_returns_exact_attention() -> None:
     assert "32" in str(record[0].message)
     output = skein_attention(q, k, v, budget=d, generator=generator())
     torch.testing.assert_close(output, dense_exact(q, k, v), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("statistic", ["worst", "mean"])
+@pytest.mark.parametrize("where", [0, 2])
+def test_an_output_that_is_not_finite_meets_no_tolerance(where: int, statistic: Any) -> None:
+    """A value that is NaN, or one query, whose row is hardly drawn."""
+    inputs = [x.detach().float() for x in tensors(1, 1, 200)]
+    inputs[where][0, 0, 3] = math.nan
+    with pytest.warns(UserWarning, match=r"no power of two below n = 200 .* output is not finite"):
+        assert choose_budget(*inputs, tolerance=0.9, statistic=statistic, num_checks=4, generator=generator()) == 200
+
+
+def test_padding_that_an_attention_fills_with_nan_does_not_count() -> None:
+    q, k, v = (x.detach().float() for x in tensors(1, 1, 60))
+    mask = lengths_mask([40], 60)
+
+    def attention(*inputs: Tensor, query_mask: Tensor, **options: Any) -> Tensor:
+        output = skein_attention(*inputs, query_mask=query_mask, **options)
+        return output.masked_fill(~query_mask[:, None, :, None], math.nan)
+
+    masks = {"key_mask": mask, "query_mask": mask}
+    found = [
+        choose_budget(q, k, v, tolerance=0.5, generator=generator(), attention=x, **masks)
+        for x in (attention, skein_attention)
+    ]
+    assert found[0] == found[1] < 60
 
 
 def test_easy_tolerance_asks_at_one_size() -> None:

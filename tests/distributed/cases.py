@@ -96,6 +96,17 @@ def share_of_attention(group: Any, case: Case) -> Result:
     return compute(case, group)
 
 
+def certified_with_one_nan(group: Any, method: str) -> Result:
+    """One query of the second head, on rank 1, is NaN; which heads of all ranks' output are not finite."""
+    q, k, v = (x.detach() for x in tensors(1, 2, 300))
+    q[0, 1, 150] = torch.nan
+    q, k, v = (distributed.shard(x, group=group, dim=2) for x in (q, k, v))
+    output, info = build(method, head_dim=4, budget=5, seed=3, group=group).eval().certify(q, k, v, num_checks=2)
+    lost = ~distributed.gather(output, group, dim=2).isfinite().all(-1).all(-1)
+    said = {name: getattr(info, name) for name in ("error", "error_se", "error_upper")}
+    return as_arrays({"lost": lost, **said})
+
+
 def as_arrays(tensors: dict[str, Tensor]) -> Result:
     return {name: (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy() for name, x in tensors.items()}
 
@@ -169,6 +180,40 @@ def shares_that_differ(group: Any, what: str) -> None:
         distributed.gather(torch.zeros(2 + rank, 3), group)
     elif what == "positions":
         distributed.token_at(torch.zeros(2, 3), rank, group)
+    elif what == "kinds":
+        distributed.shard(whole if rank else whole.tolist(), group=group)
+    elif what == "fractions":
+        distributed.shard(whole, group=group, lengths=(2.5, 7.5))
+    elif what == "sums":
+        distributed.all_sum(torch.ones(2 + rank), group)
+    elif what == "means":
+        distributed.mean_over_tokens(torch.zeros(2 + rank, 3, 5), None, group)
+    elif what == "masks":
+        distributed.mean_over_tokens(
+            torch.zeros(2, 3), torch.ones(2, 3).to(torch.float32 if rank else torch.bool), group
+        )
+    elif what in ("gradients", "parameters"):
+        width, bias = (2, rank == 0) if what == "parameters" else (2 + rank, False)
+        distributed.average_gradients(torch.nn.Linear(width, 1, bias=bias), group)
+
+
+def different_ways(group: Any) -> None:
+    """After the same forward pass one rank goes back, and the other calls again."""
+    output = attend(group)
+    if distributed.Group.of(group).rank == 0:
+        output.sum().backward()
+    else:
+        attend(group)
+
+
+def of_another_group(group: Any) -> str:
+    """What is said to the ranks that are not in a group of the first."""
+    first = torch.distributed.new_group([0])
+    try:
+        attend(first)
+    except (TypeError, ValueError) as error:
+        return str(error).partition(" that share")[0]
+    return ""
 
 
 def ready(group: Any) -> None:
@@ -255,7 +300,21 @@ def shard_and_gather(group: Any) -> dict[str, Any]:
     except ValueError as error:
         wrong = str(error)
     back = distributed.gather(unequal, group)
-    return {**as_arrays({"ids": ids, "unequal": unequal, "back": back}), "none": none is None, "wrong": wrong}
+    return {
+        **as_arrays({"ids": ids, "unequal": unequal, "back": back}),
+        "none": none is None,
+        "wrong": wrong,
+        "held": ids.untyped_storage().nbytes() // 8,
+    }
+
+
+def gathered_dtypes(group: Any) -> Result:
+    from skeinformer.distributed.collectives import gather_over
+
+    short, long = torch.arange(3, dtype=torch.float32), torch.full((1,), 0.5, dtype=torch.float64)
+    return as_arrays(
+        dict(zip(("short", "long"), gather_over(distributed.Group.of(group), "test", short, long), strict=True))
+    )
 
 
 def losses(group: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Models over shares, in the processes of the pool: every function gets the group first, or None for one process."""
 
+import os
 from typing import Any
 
 import torch
@@ -90,6 +91,15 @@ def classifier(group: Any, pair: bool) -> Result:
     return as_arrays({"logits": logits, **gradients(model)})
 
 
+def trained(group: Any, job: Any) -> None:
+    """`train` as torchrun starts it, on all ranks of a pool of its own: accelerate keeps what it finds."""
+    found = {"RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size(), "MASTER_ADDR": "localhost", "MASTER_PORT": 0}
+    os.environ.update({name: str(value) for name, value in found.items()}, LOCAL_RANK=str(dist.get_rank()))
+    from skeinformer.lab.training.loop import train
+
+    train(job)
+
+
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 
@@ -133,8 +143,11 @@ def compiled(group: Any) -> tuple[bool, str]:
     return torch.allclose(found, expected), ""
 
 
-def bert(group: Any, checkpointed: bool = False) -> Result:
-    """Hidden states, logits of the first token, and gradients, of a small BERT with random weights."""
+def bert(group: Any, checkpointed: bool = False, one_rank: bool = False) -> Result:
+    """Hidden states, logits of the first token, and gradients, of a small BERT with random weights.
+
+    one_rank: all but one token, which is padding, are on the first rank.
+    """
     from transformers import BertConfig, BertForSequenceClassification
 
     from skeinformer import huggingface
@@ -156,8 +169,11 @@ def bert(group: Any, checkpointed: bool = False) -> Result:
     if checkpointed:
         model.gradient_checkpointing_enable()
     ids, places, mask, labels = batch()
+    if one_rank:
+        ids, places, mask = (nn.functional.pad(x, (0, 1)) for x in (ids, places, mask))
     if group is not None:
-        ids, places, mask = distributed.shard(ids, places, mask, group=group, lengths=(35, 13))
+        lengths = (LENGTH, 1) if one_rank else (35, 13)
+        ids, places, mask = distributed.shard(ids, places, mask, group=group, lengths=lengths)
     torch.manual_seed(4)
     hidden = model.bert(ids, attention_mask=mask, position_ids=places).last_hidden_state
     first = hidden[:, 0] if group is None else distributed.token_at(hidden, 0, group)
@@ -168,15 +184,20 @@ def bert(group: Any, checkpointed: bool = False) -> Result:
         distributed.average_gradients(model, group)
         hidden = distributed.gather(hidden, group)
     huggingface.unregister()
-    return as_arrays({"hidden": hidden * batch()[2][..., None], "logits": logits, **gradients(model)})
+    return as_arrays({"hidden": hidden[:, :LENGTH] * batch()[2][..., None], "logits": logits, **gradients(model)})
 
 
 def refused(group: Any) -> list[str]:
     """What is said where a layer cannot take a group."""
     said = []
     decoder = nn.TransformerDecoderLayer(16, 2, 32)
-    with_keys = nn.MultiheadAttention(16, 2, add_bias_kv=True)
-    for model, method in ((decoder, "cluster"), (with_keys, "cluster"), (nn.MultiheadAttention(16, 2), "longformer")):
+    with_keys, plain = nn.MultiheadAttention(16, 2, add_bias_kv=True), nn.MultiheadAttention(16, 2)
+    for model, method in (
+        (decoder, "cluster"),
+        (with_keys, "cluster"),
+        (nn.Linear(16, 2), "cluster"),
+        *((plain, name) for name in ("longformer", "softmax", "reformer")),
+    ):
         try:
             skeinformer.convert(model, method, budget=5, group=group)
         except ValueError as error:

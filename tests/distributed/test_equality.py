@@ -106,6 +106,16 @@ def test_shares_give_what_one_process_gives(name: str, numbers: Iterable[int], p
                 assert_near(each, whole, TOLERANCE[case.dtype], f"{field} on {ranks} ranks")
 
 
+@pytest.mark.parametrize("method", ["cluster", "skeinformer"])
+def test_an_output_that_is_not_finite_on_one_rank_has_an_infinite_error_on_all(method: str, pool: Pool) -> None:
+    """One query of one rank, whose row is not drawn: the head of it is lost, the other is not."""
+    for found in pool.run("certified_with_one_nan", 3, method):
+        assert found["lost"].tolist() == [[False, True]]
+        for name in ("error", "error_se", "error_upper"):
+            assert np.isfinite(found[name]).tolist() == [[True, False]]
+            assert not np.isnan(found[name]).any()
+
+
 def assert_near(found: np.ndarray, expected: np.ndarray, tolerance: float, what: str) -> None:
     assert found.shape == expected.shape, what
     if expected.dtype.kind != "f":

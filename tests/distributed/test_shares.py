@@ -22,8 +22,17 @@ def test_shard_and_gather(pool: Pool) -> None:
         assert found["ids"].shape == (2, (4, 3, 3)[rank])
         assert found["unequal"].shape == (2, (1, 0, 9)[rank])
         assert found["none"]
+        assert found["held"] == found["ids"].size  # and not the whole
         np.testing.assert_array_equal(found["back"], np.arange(20).reshape(2, 10))
-        assert "must be one for each of 3 ranks and sum to the 10 tokens" in found["wrong"]
+        assert "must be one whole number for each of 3 ranks and sum to the 10 tokens" in found["wrong"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tensors_of_several_dtypes_are_gathered_in_one_buffer(ranks: int, pool: Pool) -> None:
+    """Of one rank too, where three numbers of 4 bytes are no place at which one of 8 could begin."""
+    for found in pool.run("gathered_dtypes", ranks):
+        np.testing.assert_array_equal(found["short"], [[0, 1, 2]] * ranks)
+        np.testing.assert_array_equal(found["long"], [[0.5]] * ranks)
 
 
 def test_what_losses_need_has_the_gradient_of_one_process(pool: Pool) -> None:

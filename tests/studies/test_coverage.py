@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from skeinformer.attention.budget import NUM_DRAWS
 from skeinformer.lab.records import read
 from studies import coverage
 from studies.coverage import Coverage, Input, changed, main, run, shifted
@@ -37,9 +38,27 @@ def test_records_are_made_once_and_shown(tmp_path: Path) -> None:
     for record in records[:3]:
         assert record["intervals"] == 2 * 2 * 2
         assert 0 <= float(record["two"] or 0) <= 1
+    assert {r.get("num_draws") for r in records} == {None, NUM_DRAWS}
     more = Coverage(sketches=2, draws=3, trials=0, threads=1, records=options.records)
     run(more)
     assert len(read(options.records)) == len(records) + 6
+
+
+@pytest.mark.usefixtures("small")
+def test_one_group_is_measured_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = tmp_path / "coverage.jsonl"
+    common = ["--sketches", "1", "--draws", "1", "--trials", "0", "--records", str(records)]
+    assert main([*common, "--groups", "rows no guess can find"]) == 0
+    assert {r["group"] for r in read(records)} == {"rows no guess can find"}
+    assert main([*common, "--groups", "odd rows"]) == 2
+    assert "group='odd rows' is not known; did you mean 'ten odd rows'?" in capsys.readouterr().err
+
+
+def test_budgets_that_were_chosen_by_another_rule_are_not_shown() -> None:
+    record = {"kind": "coverage_budget", "group": "g", "input": "i", "method": "m", "above": 11, "trials": 200}
+    record |= {"median_budget": 1, "all_keys": 0}
+    assert "11 of 200" not in coverage.table([record])
+    assert "11 of 200" in coverage.table([{**record, "num_draws": NUM_DRAWS}])
 
 
 def test_inputs_are_what_they_say() -> None:

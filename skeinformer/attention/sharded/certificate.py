@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.attention.certificate import Info, Known, estimate_error
+from skeinformer.attention.certificate import Info, Known, all_finite, estimate_error
 from skeinformer.attention.checks import Checks, Over, chance_per_mass, chances, order, row_mass, rows_to_draw
 from skeinformer.attention.inputs import Inputs, no_autocast
 from skeinformer.attention.inside import set_inside
@@ -46,10 +46,11 @@ def _certify(
         free = free & ~is_chosen(known[0], query.shape[-2])
     over = Over(partial(gather_over, group, "guesses"), shares.of_keys.start, shares.n_k)
     mass = row_mass(inputs, output, free, scale, over)
-    offered = [candidates(mass, min(num_checks, shares.n)).score.clamp(min=0), *_sums(mass)]
+    lost = (~all_finite(output))[..., None].to(mass.dtype)  # (b, h, 1), whether a row of this rank is not finite
+    offered = [candidates(mass, min(num_checks, shares.n)).score.clamp(min=0), *_sums(mass), lost]
     if shared is not None and shared.log_probability is not None:
         offered.append(shared.log_probability.logsumexp(-1, keepdim=True))
-    masses, total, count, *totals = gather_over(group, "chances", *offered)
+    masses, total, count, lost, *totals = gather_over(group, "chances", *offered)
     largest = in_a_row(masses[..., None])[..., 0].topk(masses.shape[-1], -1).values
     chance = chances(mass, chance_per_mass(largest, total.sum(0), count.sum(0)))
     own = candidates(order(_numbers(rand, query, shares), chance), min(num_checks, shares.n))
@@ -70,7 +71,8 @@ def _certify(
     first = torch.arange(checks.live.shape[-1], device=query.device).expand_as(checks.live)
     of_checks = summed[0][..., 0].to(chance.dtype).where(checks.live, 1)
     drawn = Checks(first, checks.live, of_checks, count.sum(0).to(chance.dtype))
-    info = estimate_error(torch.cat(outputs, -2), drawn, exact, _after(pilots, first.shape[-1]))
+    of_pilots, of_lost = _after(pilots, first.shape[-1]), lost.sum(0)[..., 0] > 0
+    info = estimate_error(torch.cat(outputs, -2), drawn, exact, of_pilots, of_lost)
     if shared is None:
         return None, info
     told = {"log_total": totals[0].logsumexp(0)} if totals else {}

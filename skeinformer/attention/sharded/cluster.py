@@ -17,7 +17,6 @@ from skeinformer.attention.base import Trace
 from skeinformer.attention.clusters import (
     ASKED,
     SAMPLE,
-    SPARED,
     UNSEEN,
     Clusters,
     ClusterSums,
@@ -31,7 +30,7 @@ from skeinformer.attention.clusters import (
 )
 from skeinformer.attention.inputs import Inputs
 from skeinformer.attention.pilots import Pilots, column_mass, log_importance
-from skeinformer.attention.selection import Selection, number_of_last
+from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded.merge import SharedMerge, attend_shares
 from skeinformer.attention.sharded.pilots import Found, find_pilots, ranked
 from skeinformer.attention.sharded.queries import SharedQueries, offered_keys
@@ -66,10 +65,7 @@ def sharded_cluster_sketch(
         if estimated:
             offers.append(offered_keys(of_keys, key, key_mask, shares.n_k))
         found = find_pilots(inputs, source, of_queries, sizes[1], offers, scale, shares)
-        spent = number_of_last(found.queries, sizes[1], ASKED * query.shape[-1], SPARED)
-        pilots, clusters, asked_keys = find_clusters(
-            found, inputs, source, of_keys, sizes, spent, first_order, scale, shares
-        )
+        pilots, clusters, asked_keys = find_clusters(found, inputs, source, of_keys, sizes, first_order, scale, shares)
         few = found.keys <= sizes[0]  # (b, 1, 1)
         full = None if known(~few) else few[..., None]
         estimate = None
@@ -100,7 +96,6 @@ def find_clusters(
     source: VirtualKeys,
     u: Tensor,
     sizes: tuple[int, int, int],
-    spent: Tensor,
     first_order: bool,
     scale: float,
     shares: Shares,
@@ -126,7 +121,7 @@ def find_clusters(
     assignment = torch.zeros_like(live, dtype=torch.long)
     if n_k > d:
         rank = torch.arange(asked.live.shape[-1], device=key.device)
-        metric = query_metric(queries, asked.live & (rank < spent))
+        metric = query_metric(queries, asked.live & (rank < found.queries - sizes[1]))
         every = Selection(torch.arange(points.shape[-2], device=key.device).expand_as(sample.live), sample.live)
         centers = find_centers(points, every, d, num_steps, metric)
         assignment = nearest(key.detach().to(dtype), centers, metric)

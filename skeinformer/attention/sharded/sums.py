@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from skeinformer.distributed.agreement import Shares
-from skeinformer.distributed.collectives import all_sum, gather_over
+from skeinformer.distributed.collectives import gather_over, summed
 
 
 def mean_over_shares(total: Tensor, count: Tensor, shares: Shares) -> Tensor:
     """The sum of the values, (b, h, 1, p_v), over the number of real ones, (b,): those of all ranks."""
     b, h, _, p_v = total.shape
     both = torch.cat([total.reshape(b, -1), count[:, None].to(total.dtype)], -1)
-    both = all_sum(both, shares.group)
+    both = summed(both, shares.group)
     return both[:, :-1].view(b, h, 1, p_v) / both[:, -1].clamp(min=1)[:, None, None, None]
 
 
@@ -29,6 +29,6 @@ def features_over_shares(
     largest = every.amax(0)
     largest = largest.where(largest > -torch.inf, 0)  # no rank has a key
     share = (log_mass - largest).exp()[..., None]  # (b, h, m, 1)
-    sums = all_sum(torch.cat([share * context, share], -1), shares.group)
+    sums = summed(torch.cat([share * context, share], -1), shares.group)
     mass = sums[..., -1].clamp(min=torch.finfo(sums.dtype).tiny)
     return sums[..., :-1] / mass[..., None], largest + mass.log()

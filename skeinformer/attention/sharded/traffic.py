@@ -72,7 +72,7 @@ def certificate_exchanges(
         exchange("guesses", "gather", 4 * p + 7),
         exchange("guesses", "gather", p * p + checks.FAR * (p + 2)),
         exchange("guesses", "gather", 4),
-        exchange("chances", "gather", c + 1, each * 8),
+        exchange("chances", "gather", c + 2, each * 8),
         exchange("checks", "gather", c),
         _of(ranks, each, 8)("check rows", "sum", c * (2 * p + 1) + num_pilots * (p + 1)),
         exchange("check sums", "gather", c),

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from skeinformer.lab.training.model import Classifier
 from skeinformer.lab.training.recipes import RECIPES, recipe
 from skeinformer.lab.training.watch import Watch
 from studies.soak_kills import without_times
+from tests.distributed.pool import Pool
 from tests.lab.training.tiny import tiny_recipe, write_tiny
 
 ROOT = Path(__file__).parents[3]
+LOSSES = {"loss", "valid_loss", "test_loss", "valid_accuracy", "test_accuracy", "test_examples"}
 
 
 @pytest.fixture(scope="session")
@@ -282,6 +285,26 @@ def test_every_method_takes_a_step_in_every_recipe(
     assert result["accumulation"] == 2
 
 
+def test_a_sequence_divided_between_two_processes_trains_as_on_one(stores: dict[str, Path], tmp_path: Path) -> None:
+    """With dropout and noise, which are drawn alike; `test_several_processes_equal_one` starts torchrun itself."""
+    pool = Pool(tmp_path, 2)
+    try:
+        one = job(stores["text"], tmp_path / "one", "cluster", steps=4, check_every=2, budget=8, dropout=0.1)
+        both = replace(one, out=tmp_path / "both", sequence_parallel=2)
+        pool.start("trained", 2, both, of="models")
+        train(one)
+        for result in pool.results(2):
+            assert result is None, result
+    finally:
+        pool.stop()
+    alone, divided = (read(x.out / "records.jsonl") for x in (one, both))
+    assert [x["step"] for x in alone[:-1]] == [2, 4]
+    assert (divided[-1]["processes"], divided[-1]["sequence_parallel"]) == (2, 2)
+    for left, right in zip(alone, divided, strict=True):
+        for name in LOSSES & set(left):
+            assert left[name] == pytest.approx(right[name], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("method", "processes", "options"),
     [
@@ -316,7 +339,7 @@ def test_several_processes_equal_one(
     for found, expected in zip(records, ((1, 1, 6), (processes, degree, -(-16 // rows // 3))), strict=True):
         assert tuple(found[-1][name] for name in ("processes", "sequence_parallel", "accumulation")) == expected
     for left, right in zip(*records, strict=True):
-        for name in {"loss", "valid_loss", "test_loss", "valid_accuracy", "test_accuracy", "test_examples"} & set(left):
+        for name in LOSSES & set(left):
             assert left[name] == pytest.approx(right[name], rel=1e-4)
 
 
