@@ -27,8 +27,9 @@ def compared() -> tuple[nn.TransformerEncoder, dict[str, Tensor], Comparison]:
     model = encoder().eval()
     x, padding = padded_input()
     inputs = {"src": x, "src_key_padding_mask": padding}
-    errors = [r["error"] for r in compare(model, inputs, "cluster", **FAST).layers if r["head"] is None]
-    result = compare(model, inputs, "cluster", num_pilots=3, tolerance=sum(errors) / 2, **FAST)
+    options = {"num_pilots": 3, **FAST}
+    errors = [r["error"] for r in compare(model, inputs, "cluster", **options).layers if r["head"] is None]
+    result = compare(model, inputs, "cluster", tolerance=sum(errors) / 2, **options)
     assert (len(result.safe), len(result.unsafe)) == (1, 1)
     return model, inputs, result
 
