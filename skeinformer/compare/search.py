@@ -210,7 +210,7 @@ class Applied:
 
     def watched(self, observe: Callable[[Call], None]) -> None:
         """Nothing is left to be watched."""
-        raise NotImplementedError
+        raise AssertionError("a verdict is applied after its layers were measured")
 
 
 def of_contender(chosen: Contender, contender: Contender) -> bool:
