@@ -5,6 +5,7 @@ A verb VERB is `lab/commands/VERB.py`: a frozen dataclass of options called Verb
 `skein` says what to install.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -26,7 +27,7 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "demo": Command("skeinformer.lab.commands.demo", "a first look: exact attention, V-mean and Skeinformer, measured"),
+    "demo": Command("skeinformer.lab.commands.demo", "a first look: exact attention and the cluster sketch on a model"),
     "approx": Command("skeinformer.lab.commands.approx", "errors, time and memory of every method on real Q, K, V"),
     "compare": Command("skeinformer.lab.commands.compare", "a model on a text, with exact and with sketched attention"),
     "report": Command("skeinformer.lab.commands.report", "one page from the records that the other commands wrote"),
@@ -42,7 +43,7 @@ LAB_MODULES = {"tyro", "rich", "transformers", "tokenizers", "safetensors", "mat
 # and of the extra `train`, which includes it
 TRAIN_MODULES = {"accelerate", "tensorboard", "huggingface_hub"}
 USER_ERROR = 2
-INTERRUPTED = 130
+INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 and the number of the signal, as shells have it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +64,9 @@ def guard(work: Callable[[], int], name: str = "skein") -> int:
         return fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[{extra}]'", name)
     except FileNotFoundError as error:
         return fail(f"there is no {error.filename}" if error.filename else str(error), name)
+    except BrokenPipeError:  # whoever read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
     except OSError as error:
         return fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), name)
     except (ValueError, RankError) as error:

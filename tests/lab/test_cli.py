@@ -57,6 +57,12 @@ def test_methods_fit_a_terminal_and_name_every_method(columns: int) -> None:
     assert ("skein methods --json" in lines[-1]) == (columns < 300)
 
 
+def test_a_pipe_that_is_closed_early_is_no_error() -> None:
+    command = f"{sys.executable} -m skeinformer bench --help | {sys.executable} -c 'import sys; sys.stdin.close()'"
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert result.stderr == ""
+
+
 def test_methods_in_a_pipe_has_one_line_each(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,13 @@ from skeinformer.lab.report.heat import heat_html
 from skeinformer.lab.report.page import Section
 from skeinformer.lab.report.tables import Column, attributes_html, boxed, table_html
 
+
+def quartiles_of_ratio(record: Record) -> str:
+    """The range of half of the rounds; one round has none."""
+    low, high = record.get("ratio_q25"), record.get("ratio_q75")
+    return "" if low == high else between(number(low), number(high))
+
+
 METHOD_COLUMNS = (
     Column("method", label),
     Column("d", lambda r: count(r.get("budget")), field="budget"),
@@ -30,7 +37,7 @@ LAYER_COLUMNS = (
     Column(
         "time / exact",
         lambda r: number(r.get("ratio")),
-        lambda r: between(number(r.get("ratio_q25")), number(r.get("ratio_q75"))),
+        quartiles_of_ratio,
         "ratio",
     ),
     Column("safe", lambda r: "yes" if r.get("safe") else "no"),
@@ -56,7 +63,7 @@ MODEL_COLUMNS = (
     Column(
         "time / exact",
         lambda r: number(r.get("ratio")),
-        lambda r: between(number(r.get("ratio_q25")), number(r.get("ratio_q75"))),
+        quartiles_of_ratio,
         "ratio",
         "low",
     ),
