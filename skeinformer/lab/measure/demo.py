@@ -41,7 +41,7 @@ class Contender(NamedTuple):
         return {"method": self.method, "options": options, "label": self.label, "budget": self.budget}
 
 
-EXACT = Contender("softmax", "Exact attention")
+EXACT_ATTENTION = Contender("softmax", "Exact attention")
 FAST = Contender("cluster", "Cluster sketch, fast", 16)
 ACCURATE = Contender("cluster", "Cluster sketch, accurate", 128, (("quality", "accurate"),))
 FLOOR = Contender("vmean", "V-mean, the floor")  # every row the mean of the values: what no attention at all would do
@@ -51,7 +51,13 @@ def contenders(budget: int, pilots: int) -> list[Contender]:
     """Exact attention, Skeinformer, the cluster sketch in both qualities, and V-mean as the floor."""
     check_count("budget", budget)
     check_count("pilots", pilots)
-    return [EXACT, Contender("skeinformer", "Skeinformer", budget, (("num_pilots", pilots),)), FAST, ACCURATE, FLOOR]
+    return [
+        EXACT_ATTENTION,
+        Contender("skeinformer", "Skeinformer", budget, (("num_pilots", pilots),)),
+        FAST,
+        ACCURATE,
+        FLOOR,
+    ]
 
 
 def common_fields(text: Path | str | None, model: str | None, seed: int) -> Record:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from skeinformer import huggingface
 from skeinformer.compare.run import compare
-from skeinformer.lab.measure.demo import ACCURATE, EXACT, FAST, Contender, common_fields, times
+from skeinformer.lab.measure.demo import ACCURATE, EXACT_ATTENTION, FAST, Contender, common_fields, times
 from skeinformer.lab.measure.nearness import nearness
 from skeinformer.lab.measure.pretrained import (
     Pretrained,
@@ -25,7 +25,7 @@ from skeinformer.lab.measure.work import OnStep, silent
 from skeinformer.lab.records import Record
 from skeinformer.registry import check_count
 
-FIELD = (EXACT, FAST, ACCURATE)
+FIELD = (EXACT_ATTENTION, FAST, ACCURATE)
 NEIGHBOURS = (1, 3)
 
 
@@ -60,14 +60,14 @@ def embedding_records(
             seconds[contender].append(time.perf_counter() - begin)
     finally:
         pretrained.model.set_attn_implementation("sdpa")
-    exact = torch.stack(rows[EXACT]).numpy()
+    exact = torch.stack(rows[EXACT_ATTENTION]).numpy()
     common = {"kind": "embeddings", **common_fields(text, model, seed), "n": length, "passages": passages}
     for contender in FIELD:
         yield {
             **common,
             **contender.fields,
             **nearness(torch.stack(rows[contender]).numpy(), exact, [k for k in NEIGHBOURS if k < passages]),
-            **times(seconds[contender], seconds[EXACT]),
+            **times(seconds[contender], seconds[EXACT_ATTENTION]),
             "rounds": passages,
         }
 
@@ -89,7 +89,7 @@ def spread_passages(text: str, tokenizer: Any, count: int, n: int) -> Tensor:
 def embed(pretrained: Pretrained, tokens: Tensor, contender: Contender, seed: int) -> Tensor:
     """The mean of the last hidden states of tokens (n,), scaled to length 1: (width,)."""
     model: Any = pretrained.model
-    exact = contender == EXACT
+    exact = contender == EXACT_ATTENTION
     model.set_attn_implementation("sdpa" if exact else huggingface.name_of(contender.method))
     options: dict[str, Any] = {} if exact else {**dict(contender.options), "budget": contender.budget, "seed": seed}
     positions = long_positions(pretrained, len(tokens))
