@@ -91,14 +91,14 @@ RECIPES: dict[str, dict[str, Recipe]] = {
     },
     "cpu": {
         "listops": _cpu(
-            "listops", 256, 32, batch=32, steps=1500, check_every=150, rate=1e-3, valid_examples=500, data=CPU_LISTOPS
+            "listops", 256, 32, batch=32, steps=600, check_every=100, rate=1e-3, bucket=True, data=CPU_LISTOPS
         ),
-        "text": _cpu("text", 1024, 64, batch=16, steps=1000, check_every=100, rate=1e-3, valid_examples=500),
-        "retrieval": _cpu("retrieval", 1024, 64, batch=8, steps=1000, check_every=100, rate=1e-3, valid_examples=500),
+        "text": _cpu("text", 512, 32, batch=16, steps=400, check_every=50, rate=1e-3, test_examples=5000),
+        "retrieval": _cpu("retrieval", 512, 32, batch=8, steps=300, check_every=50, rate=1e-3),
         "pathfinder": _cpu(
             "pathfinder", 144, 36, batch=16, steps=2400, check_every=300, rate=3e-4, dropout=0.0, data=CPU_PATHFINDER
         ),
-        "image": _cpu("image", 256, 64, batch=32, steps=1000, check_every=125, rate=2e-3),
+        "image": _cpu("image", 256, 64, batch=32, steps=600, check_every=100, rate=2e-3),
     },
 }
 CUT = ("text", "retrieval")  # a beginning of a document is still one; half an expression or image is not
