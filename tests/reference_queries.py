@@ -43,6 +43,12 @@ def gradients(
         for i in members:
             C += torch.outer(Q[i] - q, G[i])
             e += (Q[i] - q) * dot(G[i], R[i])
+    mean_key = sum(mass[j] * K[j] for j in range(len(K))) / sum(mass)
+    center = sum(K[j] for j in asked) / len(asked)
+    spread = scale * math.sqrt(sum(float((K[j] - center).norm()) ** 2 for j in asked) / len(asked))
+    sizes = sum(float(G[i].abs().max()) for i in range(len(Q)))
+    t = spread * float(C.norm()) / math.sqrt(V.shape[1]) / sizes
     for j in range(len(K)):
         dK[j] += scale * mass[j] * (C @ V[j] - e)
+        dV[j] += scale / (2 + 8 * t * t) * mass[j] * ((K[j] - mean_key) @ C)
     return dK, dV

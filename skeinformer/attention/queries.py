@@ -8,11 +8,12 @@ are sums over queries. The derivative of a sketched output gives all keys of a c
 what flows through the clusters' weights. So the backward pass sketches the other side: queries are clustered, and each
 cluster c is one exact row, that of the mean query q_c with the summed gradient G_c,
 
-    dV = sum_c P_cj G_c              dK_j = s sum_c P_cj (G_c . v_j - G_c . O_c) q_c + s m_j (C v_j - e)
-    C = sum_i (q_i - q_c) G_i^T        e = sum_i (q_i - q_c) delta_i        m_j the mass of key j
+    dV_j = sum_c P_cj G_c + a s m_j C^T (k_j - k)    dK_j = s sum_c P_cj (G_c . v_j - G_c . O_c) q_c + s m_j (C v_j - e)
+    C = sum_i (q_i - q_c) G_i^T        e = sum_i (q_i - q_c) delta_i        m_j the mass of key j, k the mean key
 
-where the last term of dK is what the means miss, to first order. Rows are exact, so nothing can blow up; where every
-query has a cluster of its own the gradients are exact. docs/cluster.md derives it.
+where the last terms are what the means miss, to first order; a in [0, 1/2] keeps it out of dV where it is large. Rows
+are exact, so nothing can blow up; where every query has a cluster of its own the gradients are exact.
+docs/cluster.md derives it.
 """
 
 from typing import Literal
@@ -23,51 +24,55 @@ from torch import Tensor
 from skeinformer.attention.clusters import find_centers, nearest, query_metric
 from skeinformer.attention.selection import sample_without_replacement, uniform_rows
 from skeinformer.kernels.choice import known, statistics_dtype
-from skeinformer.kernels.fused import row_gradients
 from skeinformer.kernels.merge import Estimate
-from skeinformer.kernels.queries import add_weighted_product_, query_sums
-from skeinformer.kernels.ranges import narrow
+from skeinformer.kernels.queries import QueryRows, query_sums
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import scramble
 
 Gradient = Literal["queries", "keys"]  # of exact attention, estimated; or the derivative of the output
-SAMPLE = 8  # queries per virtual query that the Lloyd step sees
+SAMPLE = 4  # queries per virtual query that the Lloyd step sees
 LEAST = 32  # virtual queries: fewer are hardly faster
 ASKED = 4  # keys per dimension that the metric is made of
 BITS = 23  # of a uniform number
 
 
-def query_gradients(
+def query_rows(
     query: Tensor,  # (b, h, n, p)
     key: Tensor,  # (b, h, n_k, p)
-    value: Tensor,  # (b, h, n_k, p_v)
-    log_weight: Tensor | None,  # (b, h, n_k)
     output: Tensor,  # (b, h, n, p_v), O or what stands for it
-    gradient: Tensor,  # (b, h, n, p_v), G; 0 in rows that count for nothing
-    scale: float,
+    gradient: Tensor,  # (b, h, n, p_v), G
+    left_out: Tensor | None,  # (b, h, P), queries that count for nothing
     u: Tensor,  # (b, h, n), uniform numbers of the queries
     asked: Tensor,  # (b, h, k), keys that make the metric
     asked_live: Tensor,  # (b, h, k)
-    mass: Tensor,  # (b, h, n_k), m
     size: int,  # d
-) -> tuple[Tensor, Tensor]:
-    """dK and dV by at most `size` virtual queries. Time O(n d p), memory O(n p)."""
-    dtype, d, p_v = statistics_dtype(query), min(size, query.shape[-2]), value.shape[-1]
+    scale: float,
+) -> QueryRows:
+    """At most `size` virtual queries. Time O(n d p), memory O(n p)."""
+    dtype, d = statistics_dtype(query), min(size, query.shape[-2])
     norm = torch.maximum(gradient.amax(-1), -gradient.amin(-1)).to(dtype)  # (b, h, n), no squares
+    if left_out is not None:
+        norm = norm.scatter(-1, left_out, 0)
     unit = norm.amax(-1, keepdim=True)
-    norm = norm / unit.where(unit > 0, 1)
+    unit = unit.where(unit > 0, 1)  # (b, h, 1)
+    norm = norm / unit
     places = query.detach().to(dtype)
-    metric = query_metric(gather_rows(key, asked), asked_live)
+    keys = gather_rows(key, asked)
+    metric = query_metric(keys, asked_live)
     sample = sample_without_replacement(norm.log(), u, SAMPLE * d)
     assignment = nearest(places, find_centers(places, sample, d, 1, metric), metric)  # (b, h, n)
-    sums = query_sums(query.detach(), gradient, output.detach(), norm.sqrt(), assignment, d)
-    mean = sums.queries / sums.weight.clamp(min=torch.finfo(dtype).tiny)  # (b, h, d, p), q_c
-    d_key, d_value = row_gradients(mean, key, value, log_weight, sums.gradient[..., :p_v], scale)
-    # what the means miss: sum_i (q_i - q_c) [G_i, delta_i]^T
-    missed = sums.product - mean.mT @ sums.gradient  # (b, h, p, p_v + 1)
-    C, e = missed[..., :p_v], missed[..., p_v:]  # (b, h, p, p_v), (b, h, p, 1)
-    add_weighted_product_(d_key, value, C.mT, e.mT, scale * mass)
-    return narrow(d_key, key.dtype, 0.5), narrow(d_value, value.dtype, 0.5)
+    sums = query_sums(query.detach(), gradient, output.detach(), norm.sqrt(), assignment, d, left_out)
+    return QueryRows.of(sums, gradient.shape[-1], unit[..., None], spread(keys, asked_live, scale))
+
+
+def spread(keys: Tensor, live: Tensor, scale: float) -> Tensor:
+    """s (mean |k_j - mean k|^2)^(1/2) over the live keys: (b, h, k, p), (b, h, k) -> (b, h, 1, 1)."""
+    weight = live[..., None].to(statistics_dtype(keys))  # (b, h, k, 1)
+    count = weight.sum(-2, keepdim=True).clamp(min=1)
+    around = (keys - (keys * weight).sum(-2, keepdim=True) / count) * weight
+    largest = around.abs().amax((-2, -1), keepdim=True)
+    unit = largest.where(largest > 0, 1)  # squares stay in range
+    return abs(scale) * unit * ((around / unit).square().sum((-2, -1), keepdim=True) / count).sqrt()
 
 
 def estimated_gradient(
@@ -94,14 +99,14 @@ def virtual_queries(
     size: int,
     width: int,
 ) -> Estimate:
-    """`query_gradients` of `size` virtual queries or LEAST, drawn by the numbers that decided the output already."""
+    """`size` virtual queries or LEAST, drawn by the numbers that decided the output already."""
     asked = uniform_rows(of_keys, key_mask, ASKED * width)
     return estimate_of(size)._replace(drawn=(fresh_numbers(of_queries), *asked, mass))
 
 
 def estimate_of(size: int) -> Estimate:
     """`virtual_queries` without what is drawn."""
-    return Estimate(query_gradients, (), max(size, LEAST))
+    return Estimate(query_rows, (), max(size, LEAST))
 
 
 def fresh_numbers(u: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ rows J are kept out of the first call's gradient by a normalizer of +inf, which 
 A merge may also have a slope G, made of K and V: then R = softmax(s Q K'^T + w') V' + Q G, and G's gradient is Q^T dR.
 
 Where there is an Estimate, it gives K and V the gradients of exact attention, estimated, in place of the derivative of
-R through the merge. For V the mean of both is taken, whose errors differ. Q's gradient is that of R.
+R through the merge. Q's gradient is that of R.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,14 @@ import torch
 from torch import Tensor
 
 from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded, statistics_dtype
-from skeinformer.kernels.fused import attend, attend_backward, attend_with_normalizer, virtual_gradients
+from skeinformer.kernels.fused import (
+    attend,
+    attend_backward,
+    attend_with_normalizer,
+    joined_row_gradients,
+    virtual_gradients,
+)
+from skeinformer.kernels.queries import QueryRows, listed, mean_key
 from skeinformer.kernels.rows import batches, gather_rows, rows_left, write_rows_
 
 MANY = 1 / 6  # from this share of exact rows on, gathering the other rows is quicker than computing all
@@ -33,6 +40,13 @@ class Virtual(NamedTuple):
     keys: Tensor  # (b, h, m', p)
     values: Tensor  # (b, h, m', p_v)
     slope: Tensor | None  # (b, h, p, p_v)
+
+    def where(self, full: Tensor | None) -> "Virtual":
+        """Zeros where not `full`; all of it for None."""
+        if full is None:
+            return self
+        slope = None if self.slope is None else self.slope.masked_fill(~full, 0)
+        return Virtual(self.keys.masked_fill(~full, 0), self.values.masked_fill(~full, 0), slope)
 
 
 class Merge(Protocol):
@@ -50,14 +64,11 @@ class Merge(Protocol):
 
 
 class Estimate(NamedTuple):
-    """Gradients of exact attention for K and V: a function of what the backward pass has, and of what was drawn."""
+    """Gradients of exact attention for K and V: rows that stand for all queries, made in the backward pass."""
 
-    gradients: Callable[..., tuple[Tensor, Tensor]]
-    """(query, key, value, log_weight, output, gradient, scale, *drawn, size) -> (dK, dV).
-
-    The gradient is 0 in rows that count for nothing.
-    """
-    drawn: tuple[Tensor, ...]  # the first, (b, h, n), belongs to the queries
+    rows: Callable[..., QueryRows]
+    """(query, key, output, gradient, queries that count for nothing or None, *drawn but the last, size, scale)."""
+    drawn: tuple[Tensor, ...]  # the first, (b, h, n), belongs to the queries; the last, (b, h, n_k), is the keys' mass
     size: int
 
 
@@ -103,15 +114,15 @@ def attend_merged(plan: Plan) -> tuple[Tensor, Any]:
     """
     query, key, value, log_weight, make, scale, estimated, full = plan
     if not by_hand(query, value):
-        made, said = make(*(parts_of_gradient(key, value, full) if estimated else (key, value)))
+        made, said = make(*((where_full(key, full), where_full(value, full)) if estimated else (key, value)))
         output = attend(query, *made.virtual[:2], made.log_weight, scale)
         if made.virtual.slope is not None:
             output = output + _times_slope(query, made.virtual.slope)
         output = write_rows(output, made.rows)
         if made.estimate is not None and recorded(key, value):
-            gradients, drawn, size = made.estimate
+            rows, drawn, size = made.estimate
             held = (query.detach(), log_weight, None if made.rows is None else made.rows.indices, full)
-            output = AddGradient.apply(output, key, value, *held, gradients, size, scale, *drawn)  # type: ignore[no-untyped-call]
+            output = AddGradient.apply(output, key, value, *held, rows, size, scale, *drawn)  # type: ignore[no-untyped-call]
         return output, said
     made, said = merged_of(plan)
     if not recorded(query, key, value):
@@ -129,48 +140,9 @@ def merged_of(plan: Plan) -> tuple[Merged, Any]:
     return made, said
 
 
-def parts_of_gradient(key: Tensor, value: Tensor, full: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same tensors, through which none of K's gradient and half of V's flows; all of it where `full`."""
-    held_key, held_value = key.detach(), value.detach()
-    half = held_value + (value - held_value) / 2
-    if full is None:
-        return held_key, half
-    return torch.where(full, key, held_key), torch.where(full, value, half)
-
-
-def estimated_part(gradients: tuple[Tensor, Tensor], full: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The estimate's part in the gradients of K and V: all of the one and half of the other, nothing where `full`.
-
-    In place: the estimate is nobody else's.
-    """
-    d_key, d_value = gradients[0], gradients[1].div_(2)
-    return (d_key, d_value) if full is None else (d_key.masked_fill(full, 0), d_value.masked_fill(full, 0))
-
-
-def add_estimated_(
-    totals: tuple[Tensor, Tensor],
-    found: tuple[Tensor, Tensor],
-    full: Tensor | None,
-    merge: Merge,
-    key: Tensor,
-    value: Tensor,
-    virtual: Virtual,
-    gradients: Virtual,
-) -> None:
-    """totals += what was found by an Estimate, with half of the derivative of R for V; where `full` that derivative."""
-    d_key, d_value = totals
-    e_key, e_value = estimated_part(found, full)
-    d_key += e_key
-    d_value += e_value
-    if full is None:
-        d_slope = gradients.slope
-        halves = Virtual(gradients.keys, gradients.values / 2, None if d_slope is None else d_slope / 2)
-        merge.add_gradients_((None, d_value), key, value, virtual, halves)
-    else:
-        t_key, t_value = torch.zeros_like(d_key), torch.zeros_like(d_value)
-        merge.add_gradients_((t_key, t_value), key, value, virtual, gradients)
-        d_key += t_key.masked_fill_(~full, 0)
-        d_value += torch.where(full, t_value, t_value / 2)
+def where_full(x: Tensor, full: Tensor | None) -> Tensor:
+    """The same tensor, through which a gradient flows only where `full`."""
+    return x.detach() if full is None else torch.where(full, x, x.detach())
 
 
 class AddGradient(torch.autograd.Function):
@@ -187,7 +159,7 @@ class AddGradient(torch.autograd.Function):
         log_weight: Tensor | None,
         indices: Tensor | None,
         full: Tensor | None,
-        gradients: Callable[..., tuple[Tensor, Tensor]],
+        rows: Callable[..., QueryRows],
         size: int,
         scale: float,
         *drawn: Tensor,
@@ -196,18 +168,16 @@ class AddGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.gradients, ctx.size, ctx.scale = inputs[7:10]
+        ctx.rows, ctx.size, ctx.scale = inputs[7:10]
         ctx.save_for_backward(*inputs[:7], *inputs[10:])
 
     @staticmethod
     @first_derivative_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        output, key, value, query, log_weight, indices, full, *drawn = ctx.saved_tensors
-        of_others = gradient
-        if indices is not None:
-            of_others = gradient.scatter(-2, indices[..., None].expand(*indices.shape, gradient.shape[-1]), 0)
-        found = ctx.gradients(query, key, value, log_weight, output, of_others, ctx.scale, *drawn, ctx.size)
-        return gradient, *estimated_part(found, full), *[None] * (7 + len(drawn))
+        output, key, value, query, log_weight, indices, full, *drawn, mass = ctx.saved_tensors
+        rows = ctx.rows(query, key, output, gradient, indices, *drawn, ctx.size, ctx.scale).where_not(full)
+        found = rows.gradients(key, value, log_weight, mass, ctx.scale)
+        return gradient, *found, *[None] * (8 + len(drawn))
 
 
 def write_rows(output: Tensor, rows: ExactRows | None) -> Tensor:
@@ -313,49 +283,80 @@ def merged_backward(
     estimate: Estimate | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value. Query and output are not asked for where Kept has its own."""
+    """The gradients of query, key and value. The query is not asked for where Kept has its own.
+
+    Nor is the output, unless there is an Estimate of all rows.
+    """
     _, key, value, log_weight = source
     rows, keys, values, slope, indices, full = kept.rows, kept.keys, kept.values, kept.slope, kept.indices, kept.full
     query = source.query if kept.query is None else kept.query
-    output = output if kept.output is None else kept.output
+    attended = output if kept.output is None else kept.output
     assert query is not None
-    assert output is not None
+    assert attended is not None
     of_others = gradient if rows is None else gather_rows(gradient, rows)
     d_query, d_keys, d_values = virtual_gradients(
-        of_others, query, keys, values, kept.weight, output, kept.normalizer, scale
+        of_others, query, keys, values, kept.weight, attended, kept.normalizer, scale
     )
+    derived = estimate is None or full is not None  # whether K and V get the derivative of R, at least somewhere
     d_slope = None
     if slope is not None:
-        d_slope = torch.empty_like(slope, dtype=statistics_dtype(slope))  # a sum over all queries
-        for dq, dr, g, q, dg in batches(d_query, of_others, slope, query, d_slope):
+        if derived:
+            d_slope = torch.empty_like(slope, dtype=statistics_dtype(slope))  # a sum over all queries
+        for dq, dr, g, q, *dg in batches(d_query, of_others, slope, query, *listed(d_slope)):
             dq.baddbmm_(dr, g.mT)
-            torch.bmm(q.to(dg.dtype).mT, dr.to(dg.dtype), out=dg)
+            for result in dg:
+                torch.bmm(q.to(result.dtype).mT, dr.to(result.dtype), out=result)
     if rows is not None:
         d_query = write_rows_(torch.empty_like(gradient, memory_format=torch.contiguous_format), rows, d_query)
-    if indices is None or kept.queries is None or kept.exact is None or kept.log_sum is None:
-        d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
-    else:
-        of_rows = gather_rows(gradient, indices)
-        d_rows, d_key, d_value = attend_backward(
-            of_rows, kept.queries, key, value, log_weight, kept.exact, kept.log_sum, scale
-        )
-        write_rows_(d_query, indices, d_rows)
+    found = mass = None
+    if estimate is not None:
+        u, *drawn, mass = estimate.drawn
+        if rows is not None:
+            u = u.gather(-1, rows)
+        if rows is not None or output is None:
+            output = _add_slope(attended, query, slope, torch.empty_like(attended))
+        absent = indices if rows is None else None
+        found = estimate.rows(query, key, output, of_others, absent, u, *drawn, estimate.size, scale).where_not(full)
+    known = None
+    if indices is not None and kept.queries is not None and kept.exact is not None and kept.log_sum is not None:
+        known = ExactRows(indices, kept.queries, kept.exact, kept.log_sum)
+    d_rows, d_key, d_value = rows_backward(gradient, known, found, key, value, log_weight, mass, scale)
+    if known is not None and d_rows is not None:
+        write_rows_(d_query, known.indices, d_rows)
         if d_slope is not None and rows is None:
-            d_slope -= kept.queries.to(d_slope.dtype).mT @ of_rows.to(d_slope.dtype)
-    virtual, gradients = Virtual(keys, values, slope), Virtual(d_keys, d_values, d_slope)
-    if estimate is None:
-        merge.add_gradients_((d_key, d_value), key, value, virtual, gradients)
-        return d_query, d_key, d_value
-    if slope is not None:
-        output = _add_slope(output, query, slope, torch.empty_like(output))
-    drawn = list(estimate.drawn)
-    if rows is not None:
-        drawn[0] = drawn[0].gather(-1, rows)
-    elif indices is not None and kept.exact is not None:
-        of_others = write_rows_(of_others.clone(), indices, torch.zeros_like(kept.exact))
-    found = estimate.gradients(query, key, value, log_weight, output, of_others, scale, *drawn, estimate.size)
-    add_estimated_((d_key, d_value), found, full, merge, key, value, virtual, gradients)
+            of_rows = gather_rows(gradient, known.indices)
+            d_slope -= known.queries.to(d_slope.dtype).mT @ of_rows.to(d_slope.dtype)
+    if derived:
+        gradients = Virtual(d_keys, d_values, d_slope).where(None if estimate is None else full)
+        merge.add_gradients_((d_key, d_value), key, value, Virtual(keys, values, slope), gradients)
     return d_query, d_key, d_value
+
+
+def rows_backward(
+    gradient: Tensor,
+    known: ExactRows | None,
+    found: QueryRows | None,
+    key: Tensor,
+    value: Tensor,
+    log_weight: Tensor | None,
+    mass: Tensor | None,
+    scale: float,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """What exact rows of queries, and virtual queries, give: to the exact rows' queries, and to keys and values."""
+    d_rows, totals = None, (torch.zeros_like(key), torch.zeros_like(value))
+    if known is not None:
+        of_rows, (_, queries, output, normalizer) = gather_rows(gradient, known.indices), known
+        if found is not None and mass is not None and key.dtype == found.queries.dtype:  # in one pass over the keys
+            pairs = (of_rows, found.gradient), (queries, found.queries)
+            d_rows, *both = joined_row_gradients(*pairs, key, value, log_weight, output, normalizer, scale)
+            found.add_missed_(both, key, value, mass, mean_key(key, mass), scale)
+            return d_rows, both[0], both[1]
+        d_rows, *both = attend_backward(of_rows, queries, key, value, log_weight, output, normalizer, scale)
+        totals = (both[0], both[1])
+    if found is not None and mass is not None:
+        for total, part in zip(totals, found.gradients(key, value, log_weight, mass, scale), strict=True):
+            total += part
+    return d_rows, *totals
 
 
 class _AttendMerged(torch.autograd.Function):
@@ -373,7 +374,8 @@ class _AttendMerged(torch.autograd.Function):
         output, kept = merged_forward(query, merged, full, scale)
         drawn = () if merged.estimate is None else merged.estimate.drawn
         # all that was drawn too: a checkpoint that draws anew would else mix two draws
-        whole = (query if kept.query is None else None, key, value, log_weight, output if kept.output is None else None)
+        needed = kept.output is None or (merged.estimate is not None and kept.rows is None)
+        whole = (query if kept.query is None else None, key, value, log_weight, output if needed else None)
         ctx.save_for_backward(*whole, *kept, *drawn, *merged.merge)
         ctx.merge, ctx.scale, ctx.num_drawn = type(merged.merge), scale, len(drawn)
         ctx.estimate = None if merged.estimate is None else merged.estimate._replace(drawn=())

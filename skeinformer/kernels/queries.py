@@ -1,13 +1,16 @@
-"""Sums over clusters of queries and of the gradients that come with them."""
+"""Virtual queries: sums over clusters of queries and of their gradients, and what these give to keys and values."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from skeinformer.kernels.choice import fast_form
-from skeinformer.kernels.clusters import cluster_sums
+from skeinformer.kernels.clusters import cluster_sums, weighted_row
+from skeinformer.kernels.fused import row_gradients
 from skeinformer.kernels.pilots import CACHED
+from skeinformer.kernels.ranges import narrow
 from skeinformer.kernels.rows import add_rows_, batches, pieces
 
 
@@ -18,6 +21,61 @@ class QuerySums(NamedTuple):
     weight: Tensor  # (b, h, d, 1), sum r_i
     gradient: Tensor  # (b, h, d, p_v + 1), sum [G_i, delta_i]
     product: Tensor  # (b, h, p, p_v + 1), sum q_i [G_i, delta_i]^T over all queries
+    total: Tensor  # (b, h, 1, 1), sum r_i^2 over all queries
+
+
+class QueryRows(NamedTuple):
+    """What stands for all queries in the gradients of keys and values: a few exact rows, and what their means miss."""
+
+    queries: Tensor  # (b, h, d, p), q_c
+    gradient: Tensor  # (b, h, d, p_v), G_c
+    C: Tensor  # (b, h, p, p_v), sum_i (q_i - q_c) G_i^T
+    e: Tensor  # (b, h, p, 1), sum_i (q_i - q_c) delta_i
+    part: Tensor  # (b, h, 1, 1), a: how much of what is missed values get
+
+    @staticmethod
+    def of(sums: QuerySums, p_v: int, unit: Tensor, spread: Tensor) -> "QueryRows":
+        """The mean queries, their summed gradients, and what is missed.
+
+        unit: (b, h, 1, 1), the size of a gradient whose r is 1. spread: (b, h, 1, 1), how far scores of keys are apart
+        for a query of length 1. With t = spread |C| / sum_i |G_i|, the size of what is missed in that of the gradients,
+        a = 1 / (2 + 8 t^2): half of a small term errs least on real gradients, and a large one is not believed.
+        """
+        mean = sums.queries / sums.weight.clamp(min=torch.finfo(sums.weight.dtype).tiny)  # (b, h, d, p)
+        missed = sums.product - mean.mT @ sums.gradient  # (b, h, p, p_v + 1)
+        C, e = missed[..., :p_v], missed[..., p_v:]
+        size = (C / unit).square().sum((-2, -1), keepdim=True).div(p_v).sqrt()
+        t = spread * size / sums.total.clamp(min=torch.finfo(size.dtype).tiny)
+        return QueryRows(mean, sums.gradient[..., :p_v], C, e, 1 / (2 + 8 * t.square()))
+
+    def where_not(self, full: Tensor | None) -> "QueryRows":
+        """Rows that give nothing where `full`, (b, 1, 1, 1)."""
+        if full is None:
+            return self
+        gradient, C, e = (x.masked_fill(full, 0) for x in (self.gradient, self.C, self.e))
+        return self._replace(gradient=gradient, C=C, e=e)
+
+    def gradients(
+        self, key: Tensor, value: Tensor, log_weight: Tensor | None, mass: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """dK and dV, in the precision of key and value."""
+        totals = row_gradients(self.queries, key, value, log_weight, self.gradient, scale)
+        self.add_missed_(totals, key, value, mass, mean_key(key, mass), scale)
+        return narrow(totals[0], key.dtype, 0.5), narrow(totals[1], value.dtype, 0.5)
+
+    def add_missed_(
+        self, totals: Sequence[Tensor], key: Tensor, value: Tensor, mass: Tensor, mean: Tensor, scale: float
+    ) -> None:
+        """dK_j += s m_j (C v_j - e), dV_j += a s m_j C^T (k_j - mean key): what the means miss, to first order."""
+        across = self.part * self.C
+        add_weighted_product_(totals[0], value, self.C.mT, self.e.mT, scale * mass)
+        add_weighted_product_(totals[1], key, across, mean @ across, scale * mass)
+
+
+def mean_key(key: Tensor, mass: Tensor) -> Tensor:
+    """sum_j m_j k_j / sum_j m_j, in the precision of the mass: (b, h, 1, p)."""
+    total = mass.sum(-1)[..., None, None]
+    return weighted_row(key.to(mass.dtype), mass) / total.clamp(min=torch.finfo(mass.dtype).tiny)
 
 
 def whole_query_sums(
@@ -27,19 +85,29 @@ def whole_query_sums(
     weight: Tensor,  # (b, h, n), r; its precision is that of the sums
     assignment: Tensor,  # (b, h, n)
     d: int,
+    left_out: Tensor | None = None,  # (b, h, P), rows that count for nothing; their weight is 0
 ) -> QuerySums:
     """`query_sums` of all heads at once."""
     dtype, p, last = weight.dtype, query.shape[-1], gradient.shape[-1] + 1
     query, G, r = query.to(dtype), gradient.to(dtype), weight[..., None]
+    if left_out is not None:
+        G = G.scatter(-2, left_out[..., None].expand(*left_out.shape, last - 1), 0)
     delta = (G * output.to(dtype)).sum(-1, keepdim=True)
     columns = torch.cat([query * r, r, G, delta], -1)
     sums = cluster_sums(columns, assignment, d)
-    return QuerySums(*torch.split(sums, [p, 1, last], -1), query.mT @ columns[..., -last:])  # type: ignore[call-arg]
+    product, total = query.mT @ columns[..., -last:], weight.square().sum(-1)[..., None, None]
+    return QuerySums(*torch.split(sums, [p, 1, last], -1), product, total)  # type: ignore[call-arg]
 
 
 @fast_form(whole_query_sums)
 def query_sums(
-    query: Tensor, gradient: Tensor, output: Tensor, weight: Tensor, assignment: Tensor, d: int
+    query: Tensor,
+    gradient: Tensor,
+    output: Tensor,
+    weight: Tensor,
+    assignment: Tensor,
+    d: int,
+    left_out: Tensor | None = None,
 ) -> QuerySums:
     """The sums that virtual queries are made of, a few heads at a time."""
     p, last, batch = query.shape[-1], gradient.shape[-1] + 1, query.shape[:-2]
@@ -48,7 +116,7 @@ def query_sums(
     product = weight.new_empty(*batch, p, last)
     held = weight.new_empty(0)  # one piece of memory: a fresh one costs more than a sum
     tensors = (query, gradient, output, weight[..., None], assignment, sums, product)
-    for q, g, o, r, cluster, total, of_all in pieces(CACHED // 2, *tensors):
+    for q, g, o, r, cluster, total, of_all, *absent in pieces(CACHED // 2, *tensors, *listed(left_out)):
         size = q.shape[:-1].numel() * width
         held = held if held.numel() >= size else held.new_empty(size)
         columns = held[:size].view(*q.shape[:-1], width)
@@ -56,10 +124,18 @@ def query_sums(
         columns[..., p : p + 1] = r
         columns[..., p + 1 : -1] = g
         torch.linalg.vecdot(columns[..., p + 1 : -1], o.to(weight.dtype), out=columns[..., -1])
+        for rows in absent:
+            columns[..., p + 1 :].scatter_(-2, rows[..., None].expand(*rows.shape, last), 0)
         add_rows_(total, cluster, columns)
         for x, y, result in batches(q.to(weight.dtype), columns[..., -last:], of_all):
             torch.bmm(x.mT, y, out=result)
-    return QuerySums(*torch.split(sums, [p, 1, last], -1), product)  # type: ignore[call-arg]
+    total = weight.square().sum(-1)[..., None, None]
+    return QuerySums(*torch.split(sums, [p, 1, last], -1), product, total)  # type: ignore[call-arg]
+
+
+def listed(x: Tensor | None) -> list[Tensor]:
+    """Of nothing or one tensor."""
+    return [] if x is None else [x]
 
 
 def add_whole_product_(total: Tensor, x: Tensor, by: Tensor, less: Tensor, weight: Tensor) -> Tensor:

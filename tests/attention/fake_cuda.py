@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from skeinformer import METHODS, build
-from skeinformer.attention.queries import query_gradients
+from skeinformer.attention.queries import query_rows
 from skeinformer.kernels.fused import attend_with_normalizer, row_gradients
 
 
@@ -107,8 +107,8 @@ def kernels() -> None:
             assert (d_key.shape, d_value.shape) == (k.shape, v.shape)
             u, mass = torch.empty(2, 3, 33, device="cuda"), torch.empty(2, 3, 50, device="cuda", dtype=exact)
             asked = torch.zeros(2, 3, 20, device="cuda", dtype=torch.long)
-            drawn = (u, asked, asked > 0, mass)
-            d_key, d_value = query_gradients(q, k, v, log_weight, output, output, 0.1, *drawn, 32)
+            rows = query_rows(q, k, output, output, asked[..., :4], u, asked, asked > 0, 32, 0.1)
+            d_key, d_value = rows.gradients(k, v, log_weight, mass, 0.1)
             assert (d_key.dtype, d_value.dtype) == (dtype, dtype)
 
 

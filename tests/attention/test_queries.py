@@ -1,6 +1,7 @@
 """Virtual queries: the transcription, exactness, masks, precision, checkpoints, compilation, and that they gain."""
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from skeinformer import build
 from skeinformer import cluster_attention as any_cluster_attention
 from skeinformer import skein_attention as any_skein_attention
-from skeinformer.attention.queries import SAMPLE, fresh_numbers, query_gradients
+from skeinformer.attention.queries import SAMPLE, fresh_numbers, query_rows
 from skeinformer.kernels.choice import plain_forms
 from skeinformer.noise import gumbel
 from tests import reference_queries
@@ -55,7 +56,8 @@ def test_is_the_transcription(n: int, width: int) -> None:
     asked = torch.arange(16).expand(1, 2, 16)
     mass = torch.rand(1, 2, 30, generator=generator(4), dtype=torch.float64)
     live = torch.ones_like(asked, dtype=torch.bool)
-    d_key, d_value = query_gradients(q, k, v, None, output, G, 0.5, u, asked, live, mass, 5)
+    rows = query_rows(q, k, output, G, None, u, asked, live, 5, 0.5)
+    d_key, d_value = rows.gradients(k, v, None, mass, 0.5)
     for head in range(2):
         Q, K, V, R, D, m = (x[0, head] for x in (q, k, v, output, G, mass))
         ranked = (D.abs().amax(-1).log() + gumbel(u[0, head])).argsort(descending=True)
@@ -63,6 +65,23 @@ def test_is_the_transcription(n: int, width: int) -> None:
         expected = reference_queries.gradients(Q, K, V, R, D, m, live, list(range(16)), 5, 0.5)
         torch.testing.assert_close(d_key[0, head], expected[0], rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(d_value[0, head], expected[1], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_rows_that_are_left_out_count_for_nothing(plain: bool) -> None:
+    """As if their gradients were zero, however large these are."""
+    q, k, _ = (x.detach() for x in tensors(1, 2, 40, 30, peak=2))
+    G = torch.randn(q.shape, generator=generator(1), dtype=torch.float64)
+    output = torch.randn(q.shape, generator=generator(2), dtype=torch.float64)
+    u = torch.rand(1, 2, 40, generator=generator(3), dtype=torch.float64)
+    asked = torch.arange(16).expand(1, 2, 16)
+    left_out = torch.tensor([[[3, 17, 20], [0, 39, 5]]])
+    where = left_out[..., None].expand(1, 2, 3, q.shape[-1])
+    drawn = (u, asked, torch.ones_like(asked, dtype=torch.bool), 5, 0.5)
+    with plain_forms() if plain else nullcontext():
+        found = query_rows(q, k, output, G.scatter(-2, where, 1e12), left_out, *drawn)
+        expected = query_rows(q, k, output, G.scatter(-2, where, 0), None, *drawn)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -81,7 +100,8 @@ def test_exact_where_every_query_has_its_own(masked: bool, width: int) -> None:
     u = torch.rand(2, 2, 12, generator=generator(3), dtype=torch.float64)
     mass = torch.rand(2, 2, 50, generator=generator(4), dtype=torch.float64)
     live = torch.ones_like(asked, dtype=torch.bool)
-    d_key, d_value = query_gradients(q, k, v, log_weight, output, G, 0.5, u, asked, live, mass, 12)
+    rows = query_rows(q, k, output, G, None, u, asked, live, 12, 0.5)
+    d_key, d_value = rows.gradients(k, v, log_weight, mass, 0.5)
     _, expected_key, expected_value = exact_gradients(q, k, v, G, mask)
     torch.testing.assert_close(d_key, expected_key, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(d_value, expected_value, rtol=1e-9, atol=1e-10)

@@ -119,9 +119,12 @@ def test_norms_of_moderate_rows_are_those_of_torch_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"first_order": False}, {"gradient": "queries"}], ids=str)
-@pytest.mark.parametrize("size", [1e18, 1e20, 1e25])
+@pytest.mark.parametrize("size", [2.0**60, 2.0**66, 2.0**83])
 def test_large_gradients_of_the_output_give_finite_ones_at_large_logits(size: float, options: dict[str, Any]) -> None:
-    """Keys that no pilot sees have a mass of 1e-20, by which the gradients of their means are divided."""
+    """Keys that no pilot sees have a mass of 1e-20, by which the gradients of their means are divided.
+
+    Powers of two: scores of 1e3 have errors of 1e-4, and other factors would round differently.
+    """
     for seed in range(10):
         source = generator(seed)
         q, k, v = (torch.randn(1, 1, 40, 4, generator=source) for _ in range(3))

@@ -71,7 +71,7 @@ def sharded_cluster_sketch(
         estimate = None
         if asked_keys is not None:
             live, mass = found.others[1].live, clusters.merge.weight
-            estimate = SharedQueries.of(of_queries, asked_keys, live, mass, sizes[0], shares.n)
+            estimate = SharedQueries.of(of_queries, asked_keys, live, mass, sizes[0], shares.n, scale)
     merged = SharedMerge(
         clusters.merge,
         Virtual(clusters.virtual.keys, clusters.virtual.values, clusters.slope),

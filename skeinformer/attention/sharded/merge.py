@@ -18,7 +18,7 @@ from skeinformer.distributed.group import Group
 from skeinformer.distributed.selection import Chosen, choose, is_chosen, rows_here, write_rows_here
 from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded, statistics_dtype
 from skeinformer.kernels.fused import attend, attend_with_normalizer
-from skeinformer.kernels.merge import Merge, Virtual, add_estimated_
+from skeinformer.kernels.merge import Merge, Virtual
 from skeinformer.kernels.rows import add_rows_
 
 
@@ -80,11 +80,11 @@ class _AttendShares(torch.autograd.Function):
         merge, virtual, weight, pilots, chosen, estimate = merged
         output, attended, normalizer = _attend(query, value, merged, scale)
         rows = () if pilots is None or chosen is None else (*pilots[1:4], *chosen)
-        estimating = () if estimate is None else estimate[:3]
+        estimating = () if estimate is None else estimate[:4]
         held = (query, key, value, log_weight, full, output, attended, normalizer, *virtual, weight)
         ctx.save_for_backward(*held, *rows, *estimating, *merge)  # all that was drawn too, for a checkpoint's sake
         ctx.counts, ctx.merge, ctx.scale, ctx.group = (len(rows), len(estimating)), type(merge), scale, group
-        ctx.sizes = () if estimate is None else estimate[3:]
+        ctx.sizes = () if estimate is None else estimate[4:]
         return output
 
     @staticmethod
@@ -138,12 +138,11 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     if chosen is not None:
         d_query = add_rows_(d_query, chosen.row, parts[0].where(chosen.mine[..., None], 0))
 
-    virtual, gradients = Virtual(keys, values, slope), Virtual(d_keys, d_values, d_slope)
-    if estimate is None or offer is None or candidates is None:
-        merge.add_gradients_((d_key, d_value), key, value, virtual, gradients)
-    else:
-        source = VirtualKeys(key, value, log_weight)
-        told = (parts[-1], sums[1].amax(0), query, source, output, of_others, scale, group)
-        found = shared_query_gradients(estimate, offer, candidates, *told)
-        add_estimated_((d_key, d_value), found, full, merge, key, value, virtual, gradients)
+    if estimate is not None and offer is not None and candidates is not None:
+        told = (parts[-1], sums[1].amax(0), query, VirtualKeys(key, value, log_weight), output, of_others)
+        e_key, e_value = shared_query_gradients(estimate, offer, candidates, *told, full, scale, group)
+        d_key, d_value = d_key + e_key, d_value + e_value
+    if estimate is None or full is not None:
+        gradients = Virtual(d_keys, d_values, d_slope).where(None if estimate is None else full)
+        merge.add_gradients_((d_key, d_value), key, value, Virtual(keys, values, slope), gradients)
     return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), *[None] * 5

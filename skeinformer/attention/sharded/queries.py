@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.clusters import find_centers, nearest, query_metric
-from skeinformer.attention.queries import ASKED, LEAST, SAMPLE, fresh_numbers
+from skeinformer.attention.queries import ASKED, LEAST, SAMPLE, fresh_numbers, spread
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded.pilots import merge_sums, ranked, rows_here
 from skeinformer.attention.sharded.rows import rows_backward
@@ -21,7 +21,8 @@ from skeinformer.distributed.collectives import gather_over, sum_over
 from skeinformer.distributed.group import Group
 from skeinformer.distributed.selection import Candidates, Chosen, candidates
 from skeinformer.kernels.choice import statistics_dtype
-from skeinformer.kernels.queries import QuerySums, add_weighted_product_, query_sums
+from skeinformer.kernels.clusters import weighted_row
+from skeinformer.kernels.queries import QueryRows, QuerySums, query_sums
 from skeinformer.noise import gumbel
 
 
@@ -42,15 +43,17 @@ class SharedQueries(NamedTuple):
     u: Tensor  # (b, h, n), uniform numbers of this rank's queries
     metric: Tensor  # (b, h, p, p), of the keys of all ranks
     mass: Tensor  # (b, h, n_k), of this rank's keys
+    spread: Tensor  # (b, h, 1, 1), of the scores of keys
     d: int
     k: int
     """Candidates."""
 
     @staticmethod
-    def of(u: Tensor, keys: Tensor, live: Tensor, mass: Tensor, size: int, n: int) -> "SharedQueries":
+    def of(u: Tensor, keys: Tensor, live: Tensor, mass: Tensor, size: int, n: int, scale: float) -> "SharedQueries":
         """For `size` virtual queries or LEAST, among the n queries of all ranks; keys: those that make the metric."""
         d = min(max(size, LEAST), n)
-        return SharedQueries(fresh_numbers(u), query_metric(keys, live), mass, d, min(SAMPLE * d, n))
+        apart = spread(keys, live, scale)
+        return SharedQueries(fresh_numbers(u), query_metric(keys, live), mass, apart, d, min(SAMPLE * d, n))
 
     def offer(self, gradient: Tensor) -> Offer:
         """This rank's candidates, for gradients (b, h, n, p_v)."""
@@ -80,17 +83,22 @@ def shared_query_gradients(
     source: VirtualKeys,
     output: Tensor,
     gradient: Tensor,  # 0 in rows that count for nothing
+    full: Tensor | None,  # (b, 1, 1, 1), where nothing is to be estimated
     scale: float,
     group: Group,
 ) -> tuple[Tensor, Tensor]:
-    """`query_gradients` for this rank's keys and values: dK and dV, in the precision of statistics."""
+    """dK and dV of virtual queries for this rank's keys and values, in the precision of statistics."""
     dtype, d, p_v = statistics_dtype(query), drawn.d, gradient.shape[-1]
-    norm = offer.norm / unit.where(unit > 0, 1)[..., None]  # (b, h, n)
+    unit = unit.where(unit > 0, 1)[..., None]  # (b, h, 1)
+    norm = offer.norm / unit  # (b, h, n)
     every = Selection(torch.arange(points.shape[-2], device=query.device).expand_as(chosen.live), chosen.live)
     assignment = nearest(query.to(dtype), find_centers(points, every, d, 1, drawn.metric), drawn.metric)  # (b, h, n)
-    sums = QuerySums(*sum_over(group, "queries", *query_sums(query, gradient, output, norm.sqrt(), assignment, d)))
-    mean = sums.queries / sums.weight.clamp(min=torch.finfo(dtype).tiny)  # (b, h, d, p), q_c
-    G = sums.gradient[..., :p_v]
+    mass, keys = drawn.mass, source.keys.to(drawn.mass.dtype)
+    of_keys = weighted_row(keys, mass), mass.sum(-1)[..., None, None]  # (b, h, 1, p), (b, h, 1, 1)
+    here = query_sums(query, gradient, output, norm.sqrt(), assignment, d)
+    *every_sum, key_sum, total = sum_over(group, "queries", *here, *of_keys)
+    found = QueryRows.of(QuerySums(*every_sum), p_v, unit[..., None], drawn.spread).where_not(full)
+    mean, G = found.queries, found.gradient
     # the exact rows of q_c over all keys, of which only lse and G_c . O_c cross ranks
     rows, row_sum = rows_here(mean.to(query.dtype), source, scale)
     rows = rows.to(dtype)
@@ -101,7 +109,6 @@ def shared_query_gradients(
     missing = ((product - (G * rows).sum(-1)) / square.where(square > 0, 1))[..., None]
     standing = rows + missing * G  # all that a gradient asks of O_c is G_c . O_c
     _, d_key, d_value = rows_backward(G, mean, *source, standing, normalizer, scale)
-    missed = sums.product - mean.mT @ sums.gradient  # (b, h, p, p_v + 1)
-    C, e = missed[..., :p_v], missed[..., p_v:]
-    add_weighted_product_(d_key, source.values, C.mT, e.mT, scale * drawn.mass)
+    mean_key = key_sum / total.clamp(min=torch.finfo(dtype).tiny)
+    found.add_missed_((d_key, d_value), source.keys, source.values, mass, mean_key, scale)
     return d_key, d_value

@@ -96,7 +96,7 @@ def sharded_algorithm_1(
         merge, virtual, output, asked = find_columns(source, columns, total(real), found, with_rest, shares)
         if asked is not None and found is not None and use.number is not None:
             mass, live = column_mass(found.pilots, source, scale), found.others[0].live
-            estimate = SharedQueries.of(of_queries, asked, live, mass, use.number, shares.n)
+            estimate = SharedQueries.of(of_queries, asked, live, mass, use.number, shares.n, scale)
             few = found.keys <= budget  # (b, 1, 1)
             full = None if known(~few) else few[..., None]
     pilots = chosen = None

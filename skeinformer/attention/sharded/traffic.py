@@ -51,7 +51,7 @@ def cluster_exchanges(
     return forward, [
         exchange("gradients", "sum", gradients + ranks * (candidates + 1)),
         exchange("rows", "sum", rows + candidates * p),
-        exchange("queries", "sum", virtual * (2 * p + 2) + p * (p + 1)),
+        exchange("queries", "sum", virtual * (2 * p + 2) + p * (p + 1) + p + 2),
         exchange("query sums", "gather", 2 * virtual),
     ]
 
