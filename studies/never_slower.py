@@ -5,8 +5,8 @@
 A torch.nn.TransformerEncoderLayer (384 wide, 12 heads) and the packaged MiniLM, as they are and with the defaults of
 `convert` and `register`: `min_length="auto"` leaves to exact attention what a sketch would not make faster. Batches of
 4096 tokens, and single sequences, where the time around attention counts most. An nn.TransformerEncoder of two such
-layers is given batches of which half is padding, which torch packs into nested tensors in evaluation. Forward without gradients, and a
-training step; the exact model and the sketched one in turn, in one process. A cell is the
+layers is given batches of which half is padding, which torch packs into nested tensors in evaluation. Forward
+without gradients, and a training step; the exact model and the sketched one in turn, in one process. A cell is the
 median of the ratio and the range that holds half of the rounds; "exact" marks cells that the rule left to exact
 attention, whose ratio is that of what the drop-in adds around it.
 """
