@@ -4,8 +4,9 @@
 
 A torch.nn.TransformerEncoderLayer (384 wide, 12 heads) and the packaged MiniLM, as they are and with the defaults of
 `convert` and `register`: `min_length="auto"` leaves to exact attention what a sketch would not make faster. Batches of
-4096 tokens, and single sequences, where the time around attention counts most. Forward without gradients, and a
-training step; the exact model and the sketched one in turn, in one process. A cell is the
+4096 tokens, and single sequences, where the time around attention counts most. An nn.TransformerEncoder of two such
+layers is given batches of which half is padding, which torch packs into nested tensors in evaluation. Forward
+without gradients, and a training step; the exact model and the sketched one in turn, in one process. A cell is the
 median of the ratio and the range that holds half of the rounds; "exact" marks cells that the rule left to exact
 attention, whose ratio is that of what the drop-in adds around it.
 """
@@ -35,8 +36,9 @@ from studies.pages import filled, markdown
 
 TOKENS = 4096  # in a batch of short sequences
 KEYS = ("subject", "method", "n", "training", "threads")
-SUBJECTS = ("layer", "MiniLM", "layer, one sequence", "MiniLM, one sequence")
 ONE = "one sequence"
+PADDED = "encoder, half padding"
+SUBJECTS = ("layer", "MiniLM", f"layer, {ONE}", f"MiniLM, {ONE}", PADDED)
 KINDS = {False: "forward", True: "training"}
 LIMIT = 1.05  # no drop-in is to take longer, in times of exact attention
 Calls = tuple[Callable[[], object], Callable[[], object], bool]
@@ -51,7 +53,7 @@ class NeverSlower:
     methods: tuple[str, ...] = ("skeinformer", "cluster")
     """Methods with their default options."""
     subjects: tuple[str, ...] = SUBJECTS
-    """Parts to measure: layer and MiniLM on 4096 tokens, and on one sequence."""
+    """Parts to measure: layer and MiniLM on 4096 tokens, and on one sequence; an encoder on padded batches."""
     rounds: int = 9
     """Rounds of each ratio; three times as many of a layer, and a third of them at 4096 tokens and above."""
     threads: int | None = None
@@ -95,9 +97,10 @@ def run_never_slower(options: NeverSlower, console: Console | None = None) -> Pa
 def measure(cell: dict[str, Any], rounds: int) -> Record:
     """One cell of the table."""
     n, subject, training = int(cell["n"]), str(cell["subject"]), bool(cell["training"])
-    make, batch = layer_calls if "layer" in subject else model_calls, 1 if ONE in subject else max(1, TOKENS // n)
+    make = model_calls if "MiniLM" in subject else encoder_calls if subject == PADDED else layer_calls
+    batch = 1 if ONE in subject else max(1, TOKENS // n)
     exact, sketched, taken = make(str(cell["method"]), (batch, n), training)
-    rounds = (rounds if n < TOKENS else max(3, rounds // 3)) * (3 if "layer" in subject else 1)
+    rounds = (rounds if n < TOKENS else max(3, rounds // 3)) * (1 if "MiniLM" in subject else 3)
     rounds *= max(1, min(4, TOKENS // (batch * n)))  # short ones are measured more often
     seconds = interleaved({"exact": exact, "sketched": sketched}, rounds, warmup=3)
     found, times = ratio(seconds["sketched"], seconds["exact"]), quartiles(seconds["exact"])
@@ -117,11 +120,27 @@ def measure(cell: dict[str, Any], rounds: int) -> Record:
 def layer_calls(method: str, shape: tuple[int, int], training: bool) -> Calls:
     """An encoder layer as it is and converted, and whether the rule sketches it."""
     torch.manual_seed(0)
-    exact = nn.TransformerEncoderLayer(384, 12, 1536, dropout=0.0, batch_first=True).train(training)
+    return converted(encoder_layer().train(training), method, {"src": torch.randn(*shape, 384)}, training)
+
+
+def encoder_calls(method: str, shape: tuple[int, int], training: bool) -> Calls:
+    """An encoder of two layers on sequences of half the length on average, the first without padding."""
+    torch.manual_seed(0)
+    batch, n = shape
+    lengths = torch.linspace(n, 1 if batch > 1 else n // 2, batch).long()
+    given = {"src": torch.randn(*shape, 384), "src_key_padding_mask": torch.arange(n) >= lengths[:, None]}
+    return converted(nn.TransformerEncoder(encoder_layer(), 2).train(training), method, given, training)
+
+
+def encoder_layer() -> nn.TransformerEncoderLayer:
+    return nn.TransformerEncoderLayer(384, 12, 1536, dropout=0.0, batch_first=True)
+
+
+def converted(exact: nn.Module, method: str, given: dict[str, Tensor], training: bool) -> Calls:
+    """A model of torch as it is and converted."""
     sketched = copy.deepcopy(exact)
     skeinformer.convert(sketched, method)
-    x = torch.randn(*shape, 384)
-    return pair(exact, sketched, {"src": x}, training)
+    return pair(exact, sketched, given, training)
 
 
 def model_calls(method: str, shape: tuple[int, int], training: bool) -> Calls:
@@ -143,8 +162,11 @@ def model_calls(method: str, shape: tuple[int, int], training: bool) -> Calls:
 
 def pair(exact: nn.Module, sketched: nn.Module, given: dict[str, Tensor], training: bool) -> Calls:
     """The calls of both, and whether the second computes something else: whether the rule sketches."""
+    padding = given.get("src_key_padding_mask")
+    rows = slice(None) if padding is None else ~padding  # what stands at padding means nothing
     with torch.set_grad_enabled(training):
-        taken = not torch.allclose(last(exact(**given)), last(sketched(**given)), rtol=1e-3, atol=1e-3)
+        states = last(exact(**given))[rows], last(sketched(**given))[rows]
+    taken = not torch.allclose(*states, rtol=1e-3, atol=1e-3)
     return call(exact, given, training), call(sketched, given, training), taken
 
 
@@ -200,13 +222,14 @@ def show(options: NeverSlower, records: list[Record], console: Console) -> None:
 def page_tables(options: NeverSlower, records: list[Record]) -> dict[str, str]:
     """For each method a table of medians, those of sketched calls in bold, and one line on all."""
     found = {tuple(record.get(key) for key in KEYS[:4]): record for record in records}
+    subjects = [subject for subject in SUBJECTS if any(record["subject"] == subject for record in records)]
     tables = {}
     for method in options.methods:
         rows = [
-            [f"{n:,}", *(bold(found.get((subject, method, n, training))) for subject in SUBJECTS for training in KINDS)]
+            [f"{n:,}", *(bold(found.get((subject, method, n, training))) for subject in subjects for training in KINDS)]
             for n in options.lengths
         ]
-        head = ["n", *(f"{subject}, {kind}" for subject in SUBJECTS for kind in KINDS.values())]
+        head = ["n", *(f"{subject}, {kind}" for subject in subjects for kind in KINDS.values())]
         tables[f"never slower, {method}"] = markdown(head, rows)
     over = [record for record in records if float(record["ratio"] or 0) > LIMIT]
     worst = max((float(record["ratio"] or 0) for record in records), default=0.0)

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from skeinformer.kernels.choice import known
+from skeinformer.kernels.choice import known, watched
 from skeinformer.noise import Rand, from_generator, from_seed, only_shapes
 
 FOR_CHECKS = 0x5DEECE66D  # a seed that no layer has: where noise is given, check rows must not depend on it
@@ -167,9 +167,12 @@ def clear_padding(output: Tensor, query_mask: Tensor | None) -> Tensor:
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off: `prepare` has cast the inputs, and statistics keep their precision."""
-    available = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if available else nullcontext()
+    """Autocast off: `prepare` has cast the inputs, and statistics keep their precision.
+
+    A graph says so even where it is off already: it may run where it is on.
+    """
+    on = torch.amp.is_autocast_available(device.type) and (watched() or torch.is_autocast_enabled(device.type))
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def default_scale(query: Tensor, scale: float | None) -> float:

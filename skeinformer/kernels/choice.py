@@ -93,11 +93,16 @@ def at_hand(x: Tensor) -> bool:
     Not a subclass (fake, distributed), not in a compiled or traced graph, which must not depend on what x holds, nor
     under vmap, grad or a mode that watches operations.
     """
+    if watched() or _only_plain:
+        return False
+    return x.device.type == "cpu" and type(x) in (Tensor, Parameter)
+
+
+def watched() -> bool:
+    """Whether a compiler, a tracer, vmap, grad or a mode that watches operations looks at what is computed."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return False
-    if _only_plain or x.device.type != "cpu" or type(x) not in (Tensor, Parameter):
-        return False
-    return not torch._C._are_functorch_transforms_active() and torch._C._len_torch_dispatch_stack() == 0
+        return True
+    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() != 0
 
 
 def known(condition: Tensor) -> bool:

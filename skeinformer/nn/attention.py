@@ -7,7 +7,8 @@ model that exists.
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from threading import local
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention, build
 from skeinformer.attention.methods import DEFAULT
-from skeinformer.kernels.choice import at_hand, recorded
+from skeinformer.kernels.choice import at_hand, recorded, watched
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
 from skeinformer.nn.functional import budget_and_pilots, exact_with_masks
 from skeinformer.registry import check_count, check_flag, lookup
@@ -99,10 +100,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         self.min_length = self.min_length if min_length is None else min_length
 
     # torch's encoder layers compute attention themselves in evaluation ("fast path", nested tensors) and never call a
-    # module that says yes here. What is true of the weights stays in the object's dictionary, and decides their making
+    # module that says yes here; ours (encoder.py) lets it, for one call. What is true of the weights stays in the
+    # object's dictionary, and decides their making
     @property
     def _qkv_same_embed_dim(self) -> bool:
-        return bool(self.__dict__["_qkv_same_embed_dim"]) and "attention" not in self._modules
+        same = bool(self.__dict__["_qkv_same_embed_dim"])
+        return same and ("attention" not in self._modules or (not watched() and now.layer is self))
 
     @_qkv_same_embed_dim.setter
     def _qkv_same_embed_dim(self, same: bool) -> None:
@@ -135,10 +138,13 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         key_padding_mask: (b, n_k), boolean, True = padding, or a float mask of 0 and -inf; (n_k,) without a batch.
         """
+        if query.is_nested and now.layer is self:  # torch has packed what stays exact
+            return cast(tuple[Tensor, None], super().forward(query, key, value, need_weights=False))
         refuse(need_weights, attn_mask, is_causal)
-        inputs = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
-        for name, (x, width) in inputs.items():
-            check_input(name, x, width, query.dim())
+        check_input("query", query, self.embed_dim, query.dim())
+        for name, x, width in (("key", key, self.kdim), ("value", value, self.vdim)):
+            if x is not query or width != self.embed_dim:
+                check_input(name, x, width, query.dim())
         key_mask = real_keys(key_padding_mask, key, batch_first=self.batch_first)
         query_mask = key_mask if self._is_self_attention(query, key) else None
         exact = self.why_exact(query, key, value) is not None
@@ -165,16 +171,27 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def why_exact(self, query: Tensor, key: Tensor, value: Tensor) -> str | None:
         """Why a call with these inputs is computed exactly, or None where the method computes it."""
-        if not isinstance(self.attention, Attention) or next(self.attention.parameters(), None) is not None:
+        attention = self.attention
+        if not isinstance(attention, Attention) or has_parameters(attention):
             return None  # a method with parameters would never be trained
-        if self.attention.group is not None:
+        if attention.group is not None:
             return None  # other ranks hold tokens too
-        own = (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight, self.in_proj_bias)
-        tensors = [x for x in (query, key, value, *own, self.bias_k, self.bias_v) if x is not None]
+        gradients = self.training or (torch.is_grad_enabled() and recorded(query, key, value, *self._of_projections()))
         tokens = 1 if self.batch_first and query.dim() == 3 else 0
         n, n_k = query.shape[tokens], key.shape[tokens] + (self.bias_k is not None) + self.add_zero_attn
-        sizes = (n, n_k, *budget_and_pilots(self.attention), self.head_dim)
-        return why_exact(self.min_length, *sizes, self.training or recorded(*tensors), self.method, query.device.type)
+        sizes = (n, n_k, *budget_and_pilots(attention), self.head_dim)
+        return why_exact(self.min_length, *sizes, gradients, self.method, query.device.type)
+
+    def _of_projections(self) -> list[Tensor]:
+        """The parameters that queries, keys and values are made with."""
+        weights = (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        return [x for x in (*weights, self.in_proj_bias, self.bias_k, self.bias_v) if x is not None]
+
+    def left_to_torch(self, src: Tensor) -> bool:
+        """Whether torch would compute self-attention of src as this layer does: exactly, by the same scale and keys."""
+        if self.why_exact(src, src, src) is None or adds_keys(self):
+            return False
+        return getattr(self.attention.options, "scale", None) is None
 
     def _is_self_attention(self, query: Tensor, key: Tensor) -> bool:
         if self.self_attention and query.shape[:-1] != key.shape[:-1]:
@@ -219,6 +236,21 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}, method={self.method!r}"
+
+
+class Now(local):
+    """What torch may compute itself in the call that is running, in this thread."""
+
+    def __init__(self) -> None:
+        self.layer: MultiheadAttention | None = None
+        """Whose encoder layer it may run as one call."""
+        self.encoder: nn.TransformerEncoder | None = None
+        """Which encoder may pack its input."""
+        self.packed = False
+        """Whether nested tensors are what it has packed."""
+
+
+now = Now()
 
 
 class DropoutNotice:
@@ -288,8 +320,15 @@ def adds_keys(layer: nn.MultiheadAttention) -> bool:
     return layer.bias_k is not None or layer.add_zero_attn
 
 
+def has_parameters(module: nn.Module) -> bool:
+    """Whether a module, or a part of it, has any."""
+    return bool(module._parameters or module._modules) and next(module.parameters(), None) is not None
+
+
 def refuse(need_weights: bool, attn_mask: Tensor | None, is_causal: bool) -> None:
     """Raise for what a sketch cannot give."""
+    if not need_weights and attn_mask is None and not is_causal:
+        return
     what = {
         "need_weights=True": (need_weights, "no matrix of weights is formed; call with need_weights=False"),
         "attn_mask": (attn_mask is not None, "only padding can be masked; give it as key_padding_mask"),

@@ -32,17 +32,13 @@ from skeinformer.nn.attention import (
 )
 from skeinformer.nn.calls import forget_calls
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length
+from skeinformer.nn.encoder import change_encoders, restore_encoders
 from skeinformer.nn.found import check_model, other_ways
 from skeinformer.registry import check_flag, lookup
 
 Filter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None
-OWN_ATTRIBUTES = (
-    "attention",
-    "method",
-    "min_length",
-    "notice",
-    "self_attention",
-)  # what a converted layer has beside torch's
+# what a converted layer has beside torch's
+OWN_ATTRIBUTES = ("attention", "method", "min_length", "notice", "self_attention")
 # what `restore` calls too: an apply of models that this package does not know; each gives the names that it has changed
 ALSO_UNDONE: list[Callable[[nn.Module], list[str]]] = []
 CAUSAL = "self-attention of a decoder layer, which is causal, stays exact"
@@ -146,7 +142,7 @@ def convert(
     for name, attention in attentions.items():
         own_sequence = None if id(layers[name]) in crossing else self_attention
         change(layers[name], attention, method, notice, own_sequence, min_length)
-    leave_nested_tensors(model)
+    change_encoders(model)
     notes = [f"{alias} is the same layer as {_shown(name)}" for alias, name in aliases.items()]
     changed = {name: (layers[name], attention) for name, attention in attentions.items()}
     notes += notes_on(model, method, changed, min_length)
@@ -192,9 +188,7 @@ def restore_layers(model: nn.Module) -> tuple[str, ...]:
             for attribute in OWN_ATTRIBUTES:
                 delattr(layer, attribute)
             layer.__class__ = before.kind
-    for encoder in model.modules():
-        if isinstance(encoder, nn.TransformerEncoder) and "_use_nested_tensor_before" in encoder.__dict__:
-            encoder.use_nested_tensor = encoder.__dict__.pop("_use_nested_tensor_before")
+    restore_encoders(model)
     return tuple(restored)
 
 
@@ -203,7 +197,7 @@ def layers_remembered(model: nn.Module) -> Callable[[], None]:
     kept = [
         (module, type(module), dict(vars(module)), dict(module._modules))
         for module in model.modules()
-        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoder)
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoder | nn.TransformerEncoderLayer)
     ]
 
     def put_back() -> None:
@@ -343,16 +337,6 @@ def change(
     ours = cast(MultiheadAttention, layer)
     ours.attention, ours.method, ours.notice, ours.min_length = attention, method, notice, min_length
     ours.self_attention = getattr(ours, "self_attention", None) if self_attention is None else self_attention
-
-
-def leave_nested_tensors(model: nn.Module) -> None:
-    """Keep encoders that hold one of our layers from packing padded input into nested tensors."""
-    for encoder in model.modules():
-        if not isinstance(encoder, nn.TransformerEncoder) or not getattr(encoder, "use_nested_tensor", False):
-            continue
-        if any(isinstance(module, MultiheadAttention) for module in encoder.modules()):
-            encoder.__dict__["_use_nested_tensor_before"] = encoder.use_nested_tensor
-            encoder.use_nested_tensor = False
 
 
 def notes_on(

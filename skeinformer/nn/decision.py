@@ -12,6 +12,8 @@ asked: what an example becomes must not depend on its batch mates.
 
 from typing import Literal
 
+from torch import Tensor
+
 from skeinformer.attention import METHODS
 from skeinformer.attention.costs import UNMEASURED
 from skeinformer.kernels.choice import holds
@@ -29,6 +31,7 @@ SLOWER = "exact attention takes less time"
 DEVICES: dict[str, int] = {"cpu": 1}
 OTHER_DEVICES = 8
 WIDTH = 32  # of the pairs in METHODS
+WHOLE = 128  # tokens up to which torch's one call for an encoder layer is the faster one, on a CPU
 EXPONENTIAL = 20  # what a pair takes beside its p multiply-adds, in these
 
 
@@ -105,6 +108,24 @@ def pairs(
     token = (cost.token + cost.column * budget) / 2
     call = times * cost.call * (WIDTH + EXPONENTIAL) / (head_dim + EXPONENTIAL)
     return round(call), round(times * token), round(times * (token + cost.pilot * num_pilots))
+
+
+def faster_whole(src: Tensor) -> bool:
+    """Whether torch's one call for an encoder layer takes less time on (b, n, e) than its parts with the fused kernel.
+
+    On two cores the two are level at 128 tokens, and beyond the fused kernel wins. Elsewhere torch decides alone.
+    """
+    return src.device.type != "cpu" or src.dim() != 3 or src.shape[1] <= WHOLE
+
+
+def faster_packed(src: Tensor, real: Tensor) -> bool:
+    """Whether torch's nested tensors take less time on (b, n, e) with these real tokens than the fused kernel on all.
+
+    What is packed saves projections in proportion to the padding, and takes longer for each pair of tokens. Measured on
+    one core at e = 384: level at 18 % of padding for n = 128, 30 % for 256, 60 % for 512. The rule packs a little more.
+    """
+    (n, width), many = src.shape[1:], int(real.sum())
+    return many > 0 and 8 * width * (real.numel() - many) >= 3 * n * real.numel()
 
 
 def check_min_length(min_length: object) -> None:

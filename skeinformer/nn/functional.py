@@ -6,7 +6,7 @@ and `skeinformer.compare` go by the same three.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +65,11 @@ class Settings:
         if any(True for _ in module.parameters()):
             raise ValueError(f"{self.method!r} with these options has parameters of its own, which nothing has trained")
         return module
+
+    @cached_property
+    def sizes(self) -> tuple[int | None, int]:
+        """d, None where another option sets the size, and the number of pilots."""
+        return budget_and_pilots(self.build(8))
 
     def __str__(self) -> str:
         given = {**({} if self.budget is None else {"budget": self.budget}), **dict(self.options)}
@@ -252,7 +257,7 @@ def module_name(settings: Settings, head_dim: int, scale: float | None) -> str:
 @constant_of_a_graph
 def sizes_in_force(settings: Settings) -> tuple[int | None, int]:
     """d, None where another option sets the size, and the number of pilots."""
-    return budget_and_pilots(getattr(KEPT, module_name(settings, 8, None)))
+    return settings.sizes
 
 
 def budget_and_pilots(module: Attention) -> tuple[int | None, int]:

@@ -7,17 +7,20 @@ import pytest
 from rich.console import Console
 
 from skeinformer.lab.records import read
-from studies.never_slower import NeverSlower, run_never_slower
+from studies.never_slower import PADDED, NeverSlower, run_never_slower
 
 
-def test_a_layer_is_measured_once_and_short_ones_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("subject", ["layer", PADDED])
+def test_a_layer_is_measured_once_and_short_ones_are_exact(
+    subject: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("studies.never_slower.TOKENS", 64)
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- never slower, {name} -->\n<!-- end -->\n" for name in ("cluster", "in all")))
     options = NeverSlower(
         lengths=(32,),
         methods=("cluster",),
-        subjects=("layer",),
+        subjects=(subject,),
         rounds=1,
         records=tmp_path / "records.jsonl",
         page=page,
