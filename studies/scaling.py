@@ -21,7 +21,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from skeinformer.attention.cluster import Cluster, sizes_of
+from skeinformer.attention.cluster import Cluster
 from skeinformer.attention.sharded.traffic import cluster_bytes, cluster_exchanges, shown
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.processes import several
@@ -71,7 +71,7 @@ def measured(records: Iterable[Record]) -> Layer:
         raise ValueError("no record of the cluster sketch in one process, forward and backward; measure --processes 1")
     r = max(found, key=lambda record: required(record, "n"))
     heads, width, budget, n = (int(required(r, name)) for name in ("heads", "head_dim", "budget", "n"))
-    _, pilots, _ = sizes_of(Cluster.read({"budget": budget}))
+    _, pilots, _ = Cluster.read({"budget": budget}).sizes
     return Layer(required(r, "seconds_per_token"), heads, width, budget, pilots, n)
 
 

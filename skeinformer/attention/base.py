@@ -3,15 +3,14 @@
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, overload
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, overload
 
 import torch
 from torch import Tensor, nn
 
 from skeinformer.attention.certificate import Info, Known, estimate_error
 from skeinformer.attention.checks import alone, draw_checks, row_mass, rows_to_draw
-from skeinformer.attention.inputs import Inputs, Noise, default_scale, no_autocast, prepare, settle_noise
-from skeinformer.attention.inside import set_inside
+from skeinformer.attention.inputs import Inputs, Noise, default_scale, prepare, settle_noise
 from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.run import run, run_alone
 from skeinformer.attention.sharded.call import attend_over_group, function_over_group
@@ -20,9 +19,11 @@ from skeinformer.attention.sharded.trace import SharedTrace
 from skeinformer.attention.virtual_keys import attend, from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.group import Group
+from skeinformer.kernels.choice import no_autocast
+from skeinformer.kernels.inside import inside
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand, from_generator
-from skeinformer.registry import check_count, check_number, check_options
+from skeinformer.registry import check_choice, check_count, check_flag, check_number, check_options
 
 OF_THE_MODULE = ("head_dim", "max_len", "seed", "group")  # what every module takes beside the options of its method
 NUM_CHECKS = 32  # rows that the certificate computes, unless told otherwise
@@ -63,12 +64,19 @@ class Attention(nn.Module):
     """Options that set the size which the budget would else decide."""
     deciding: ClassVar[tuple[str, ...]] = ()
     """Options that decide which others there are."""
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """What an option may be whose type is a Literal."""
+    flags: ClassVar[tuple[str, ...]] = ()
+    """Options that are True or False."""
     along: ClassVar[tuple[Along, ...]] = ()
     """What each draw of the noise has a number for, where the method takes a group; None for neither."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """A method that computes something else than its base class is not the base class's operation."""
+        """Read what options may be. A method that computes something else than its base class is another operation."""
         super().__init_subclass__(**arguments)
+        hints: dict[str, Any] = cls.Options.__annotations__
+        cls.choices = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) == Literal}
+        cls.flags = tuple(name for name, hint in hints.items() if hint is bool)
         if vars(cls).keys() & {"compute", "attend"} and "as_operation" not in vars(cls):
             cls.as_operation = staticmethod(Attention.as_operation)  # type: ignore[method-assign]
 
@@ -120,6 +128,10 @@ class Attention(nn.Module):
             check_count("budget", read.budget)
         if getattr(read, "scale", None) is not None:
             check_number("scale", read.scale, "a finite number, or None for 1/sqrt(p)")
+        for name, known in cls.choices.items():
+            check_choice(name, getattr(read, name), known)
+        for name in cls.flags:
+            check_flag(name, getattr(read, name))
         return cls.complete(read)
 
     @staticmethod
@@ -279,15 +291,11 @@ def certificate(
     scale = default_scale(query, getattr(options, "scale", None))
     known = None if trace.pilots is None else Known(trace.pilots.rows, trace.pilots.output)
     candidates = rows_to_draw(query, query_mask, None if known is None else known.rows.indices)
-    before = set_inside(True)
-    try:
-        with no_autocast(query.device):
-            mass = row_mass(inputs, output, candidates, scale, alone(inputs))
-            checks = draw_checks(rand(query.shape[-2]), mass, num_checks)
-            exact = attend(gather_rows(query, checks.indices), from_mask(key, value, key_mask), scale)
-            info = estimate_error(output, checks, exact, known)
-    finally:
-        set_inside(before)
+    with inside(), no_autocast(query.device):
+        mass = row_mass(inputs, output, candidates, scale, alone(inputs))
+        checks = draw_checks(rand(query.shape[-2]), mass, num_checks)
+        exact = attend(gather_rows(query, checks.indices), from_mask(key, value, key_mask), scale)
+        info = estimate_error(output, checks, exact, known)
     return kind.describe(inputs, trace, options, info)
 
 

@@ -27,7 +27,7 @@ from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.drawn_keys import flatness
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand
-from skeinformer.registry import check_choice, check_number
+from skeinformer.registry import check_number
 
 Sparsity = Literal["max_mean", "paper"]
 
@@ -116,7 +116,6 @@ class Informer(Attention):
 
     @staticmethod
     def complete(options: InformerOptions) -> InformerOptions:
-        check_choice("sparsity", options.sparsity, ("max_mean", "paper"))
         expected = "above 0 and finite, or None for budget / ln n"
         if options.factor is not None and not check_number("factor", options.factor, expected) > 0:
             raise ValueError(f"factor must be {expected}, got {options.factor}")

@@ -13,7 +13,6 @@ zeros here, so that not even a NaN in them can leak. Rows of padded queries are 
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeVar, cast
 
 import torch
@@ -164,12 +163,6 @@ def check_noise(noise: Noise, expected: Noise, device: torch.device) -> None:
 def clear_padding(output: Tensor, query_mask: Tensor | None) -> Tensor:
     """Zero the rows of padded queries."""
     return output if query_mask is None else output.masked_fill(~query_mask[..., None], 0)
-
-
-def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off: `prepare` has cast the inputs, and statistics keep their precision."""
-    available = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
 
 def default_scale(query: Tensor, scale: float | None) -> float:

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from skeinformer.attention import METHODS, Attention
-from skeinformer.attention.inside import is_inside
-from skeinformer.attention.seeds import layer_seed
 from skeinformer.compare.layers import Call
+from skeinformer.kernels.inside import is_inside
 from skeinformer.nn.functional import OF_THE_CALL, Settings, decide, exactly, hashable, left_out, sketch_call
 from skeinformer.nn.scope import arguments, without
 from skeinformer.nn.shapes import as_torch, to_four
+from skeinformer.noise import layer_seed
 from skeinformer.registry import lookup
 
 

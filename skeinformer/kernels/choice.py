@@ -6,7 +6,7 @@ autograd where the fast form has no gradient.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -122,6 +122,12 @@ def recorded(*tensors: Tensor) -> bool:
 def statistics_dtype(x: Tensor) -> torch.dtype:
     """The precision of log weights, probabilities and errors: float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off: inputs of a method have been cast already, and statistics keep their precision."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
 
 def by_hand(query: Tensor, value: Tensor) -> bool:

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from skeinformer.attention.certificate import Info, Known, all_finite, estimate_error
 from skeinformer.attention.checks import Checks, Over, chance_per_mass, chances, order, row_mass, rows_to_draw
-from skeinformer.attention.inputs import Inputs, no_autocast
-from skeinformer.attention.inside import set_inside
+from skeinformer.attention.inputs import Inputs
 from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded import pilots as rows
@@ -18,6 +17,8 @@ from skeinformer.attention.virtual_keys import from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.collectives import gather_over, sum_over
 from skeinformer.distributed.selection import Chosen, candidates, choose, in_a_row, is_chosen, places, rows_here
+from skeinformer.kernels.choice import no_autocast
+from skeinformer.kernels.inside import inside
 from skeinformer.noise import Rand
 
 
@@ -26,12 +27,8 @@ def shared_certificate(
     inputs: Inputs, output: Tensor, trace: Any, rand: Rand, num_checks: int, scale: float, shares: Shares
 ) -> tuple[Any, Info]:
     """What `describe` shows, by the places of all tokens, and the error of the output of all ranks."""
-    before = set_inside(True)
-    try:
-        with no_autocast(output.device):
-            return _certify(inputs, output, trace, rand, num_checks, scale, shares)
-    finally:
-        set_inside(before)
+    with inside(), no_autocast(output.device):
+        return _certify(inputs, output, trace, rand, num_checks, scale, shares)
 
 
 def _certify(
