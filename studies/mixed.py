@@ -23,7 +23,7 @@ from skeinformer.attention.queries import Gradient
 from skeinformer.noise import Rand
 
 Output = Literal["exact", "sketch"]
-Part = Literal["exact", "keys", "queries"]
+GradientPart = Literal["exact", "keys", "queries"]
 GRADIENTS = {"dq": "query", "dk": "key", "dv": "value"}  # options, and whose gradient they are
 
 
@@ -34,9 +34,9 @@ class MixedOptions(NamedTuple):
     quality: Quality = "fast"
     num_pilots: int | None = None
     output: Output = "sketch"
-    dq: Part = "keys"
-    dk: Part = "keys"
-    dv: Part = "keys"
+    dq: GradientPart = "keys"
+    dk: GradientPart = "keys"
+    dv: GradientPart = "keys"
 
 
 class Mixed(Attention):
@@ -60,7 +60,7 @@ class Mixed(Attention):
         output = _exact(held) if options.output == "exact" else sketched
         if torch.is_grad_enabled():
             for option, name in GRADIENTS.items():
-                part: Part = getattr(options, option)
+                part: GradientPart = getattr(options, option)
                 alone = held._replace(**{name: getattr(inputs, name)})
                 found = (
                     _exact(alone)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from skeinformer.attention.certificate import Info, Known, estimate_error
 from skeinformer.attention.checks import alone, draw_checks, row_mass, rows_to_draw
-from skeinformer.attention.inputs import Inputs, Noise, default_scale, prepare, settle_noise
+from skeinformer.attention.inputs import Inputs, Noise, Passed, default_scale, prepare, settle_noise
 from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.run import run, run_alone
 from skeinformer.attention.sharded.call import attend_over_group, function_over_group
-from skeinformer.attention.sharded.settle import Along, Call
+from skeinformer.attention.sharded.settle import Along
 from skeinformer.attention.sharded.trace import SharedTrace
 from skeinformer.attention.virtual_keys import attend, from_mask
 from skeinformer.distributed.agreement import Shares
@@ -173,10 +173,10 @@ class Attention(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """(b, h, n, p), (b, h, n_k, p), (b, h, n_k, p_v) -> (b, h, n, p_v)."""
+        call = Passed(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
         if self.group is not None:
-            call = Call(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
             return self.over_group(call)[0]
-        inputs, noise, _ = self.settle(query, key, value, key_mask, query_mask, noise, generator)
+        inputs, noise, _ = self.settle(call)
         return run_alone(partial(self.as_operation, options=self.options), self.attend, inputs, noise)
 
     def certify(
@@ -196,31 +196,22 @@ class Attention(nn.Module):
         The target is softmax attention for every method, also for those that approximate another (reformer,
         linear_transformer).
         """
+        call = Passed(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
         if self.group is not None:
-            call = Call(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
             return self.over_group(call, num_checks)
         check_count("num_checks", num_checks)
-        inputs, noise, rand = self.settle(query, key, value, key_mask, query_mask, noise, generator)
+        inputs, noise, rand = self.settle(call)
         output, trace = run(self.attend, inputs, noise)
         return output, certificate(type(self), self.options, inputs, output, trace, rand, num_checks)
 
-    def settle(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: Noise,
-        generator: torch.Generator | None,
-    ) -> tuple[Inputs, Noise, Rand]:
+    def settle(self, call: Passed) -> tuple[Inputs, Noise, Rand]:
         """The inputs checked, also against this module, the noise of the call, and a source of more."""
-        inputs = prepare(query, key, value, key_mask, query_mask)
-        self.check_width(query)
-        self.check(query, key, value)
-        return inputs, *settle_noise(self.draw_noise, inputs, noise, generator, self.seed_in_force())
+        inputs = prepare(*call[:5])
+        self.check_width(call.query)
+        self.check(*call[:3])
+        return inputs, *settle_noise(self.draw_noise, inputs, call)
 
-    def over_group(self, call: Call, num_checks: int | None = None) -> tuple[Tensor, Any]:
+    def over_group(self, call: Passed, num_checks: int | None = None) -> tuple[Tensor, Any]:
         """The output for this rank's share, and with `num_checks` what `certify` says of it."""
         assert self.group is not None
         check = partial(self.check_width, call.query)
@@ -356,14 +347,14 @@ def as_function(kind: type[Attention], info: type[I_co], name: str) -> Function[
         group: Any = None,
         **options: Any,
     ) -> Any:
+        call = Passed(query, key, value, key_mask, query_mask, noise, generator, seed=None)
         if group is not None:
-            call = Call(query, key, value, key_mask, query_mask, noise, generator, None)
             result = function_over_group(kind, name, options, call, num_checks if return_info else None, group)
             return result if return_info else result[0]
         read = kind.read(options, name)
         check_count("num_checks", num_checks)
-        inputs = prepare(query, key, value, key_mask, query_mask)
-        settled, rand = settle_noise(partial(kind.draw, options=read), inputs, noise, generator)
+        inputs = prepare(*call[:5])
+        settled, rand = settle_noise(partial(kind.draw, options=read), inputs, call)
         compute = partial(kind.compute, options=read)
         if not return_info:
             return run_alone(partial(kind.as_operation, options=read), compute, inputs, settled)

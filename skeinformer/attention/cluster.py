@@ -21,7 +21,7 @@ from skeinformer.attention.inputs import Inputs
 from skeinformer.attention.merged import MergedAttention, MergedKeys, ToMerge
 from skeinformer.attention.pilots import compute_pilots
 from skeinformer.attention.queries import Gradient
-from skeinformer.attention.selection import Selection, uniform_rows
+from skeinformer.attention.selection import Selection, count_real, uniform_rows
 from skeinformer.attention.sharded.cluster import sharded_cluster_sketch
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.registry import check_count
@@ -94,14 +94,7 @@ def rows_of_metric(u: Tensor, mask: Tensor | None, num_pilots: int, size: int) -
     """The queries that make the metric, (b, h, size): of what the pilots, the first ranks, leave, the last."""
     rows = uniform_rows(-u, mask, size)
     rank = torch.arange(rows.live.shape[-1], device=u.device)
-    return Selection(rows.indices, rows.live & (rank < count_real(u, mask) - num_pilots))
-
-
-def count_real(u: Tensor, mask: Tensor | None) -> Tensor:
-    """The number of real rows, (b, 1, 1); (1, 1, 1) without a mask."""
-    if mask is None:
-        return torch.full((1, 1, 1), u.shape[-1], device=u.device)
-    return mask.sum(-1, keepdim=True)
+    return Selection(rows.indices, rows.live & (rank < count_real(u[..., None], mask) - num_pilots))
 
 
 class Cluster(MergedAttention):

@@ -28,6 +28,19 @@ Noise = tuple[Tensor, ...] | None
 N = TypeVar("N", bound=Noise)
 
 
+class Passed(NamedTuple):
+    """What a call is given, not checked yet; the seed is that of the module."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_mask: Tensor | None
+    query_mask: Tensor | None
+    noise: Noise
+    generator: torch.Generator | None
+    seed: int | None
+
+
 class Inputs(NamedTuple):
     """Checked tensors: one dtype, padding zeroed, masks broadcastable over heads."""
 
@@ -106,15 +119,14 @@ def check_mask(name: str, mask: Tensor | None, x: Tensor, tokens: str) -> Tensor
 def settle_noise(
     draw_noise: Callable[[Tensor, Tensor, Rand], N],
     inputs: Inputs,
-    noise: Noise,
-    generator: torch.Generator | None = None,
-    seed: int | None = None,
+    call: Passed,
 ) -> tuple[N, Rand]:
     """The noise given, checked; or fresh: from `generator`, else from `seed`, else from torch's global state.
 
     And where the certificate gets numbers from that the method has no use for.
     """
     (b, h), device = inputs.query.shape[:2], inputs.query.device
+    noise, generator, seed = call.noise, call.generator, call.seed
     check_source(draw_noise, inputs.query, inputs.key, noise, generator)
     if noise is not None:
         return cast(N, noise), from_seed((b, h), FOR_CHECKS, device=device)

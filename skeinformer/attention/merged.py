@@ -16,7 +16,7 @@ from skeinformer.attention.queries import estimate_of, estimated_gradient, virtu
 from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
 from skeinformer.kernels.choice import recorded
 from skeinformer.kernels.merge import Merge, Merged, MergePlan, Source, Virtual, attend_merged
-from skeinformer.kernels.operation import OPERATIONS, Given, Operation, as_operation
+from skeinformer.kernels.operation import OPERATIONS, Operation, SketchInputs, as_operation
 from skeinformer.noise import Rand
 
 
@@ -91,7 +91,7 @@ class MergedAttention(Attention):
         return as_operation(full_name(cls), inputs, noise, options)
 
     @classmethod
-    def plan(cls, given: Given, noise: Sequence[Tensor], options: Any, with_gradients: bool) -> MergePlan:
+    def plan(cls, given: SketchInputs, noise: Sequence[Tensor], options: Any, with_gradients: bool) -> MergePlan:
         """Everything but the attention; with_gradients: whether keys and values will ask for theirs."""
         query, key, value, key_mask, query_mask = given
         source, scale = from_mask(key, value, key_mask), default_scale(query, options.scale)
@@ -118,6 +118,6 @@ def full_name(kind: type[Attention]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _source_of(given: Given, options: Any) -> tuple[Source, float]:
+def _source_of(given: SketchInputs, options: Any) -> tuple[Source, float]:
     query, key, value, key_mask, _ = given
     return Source(query, *from_mask(key, value, key_mask)), default_scale(query, options.scale)

@@ -21,7 +21,7 @@ from skeinformer.registry import check_options, lookup
 from skeinformer.sketch import SKETCHES, Sketch, find
 from skeinformer.sketch.base import SparseColumns
 
-Side = Literal["columns", "rows"]
+SketchedSide = Literal["columns", "rows"]
 
 
 class SketchedOptions(NamedTuple):
@@ -29,7 +29,7 @@ class SketchedOptions(NamedTuple):
 
     budget: int = 256
     sketch: str = "gaussian"
-    side: Side = "columns"
+    side: SketchedSide = "columns"
     scale: float | None = None
 
 

@@ -109,6 +109,7 @@ def holds(condition: bool) -> bool:
     """A condition on sizes; in a program that is exported for many lengths, whether it holds at all of them."""
     if not torch.compiler.is_exporting():
         return condition
+    # imported here: it brings sympy, half of the time that `import skeinformer` takes beyond torch's
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)

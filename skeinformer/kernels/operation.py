@@ -27,7 +27,7 @@ from skeinformer.kernels.merge import (
     merged_of,
 )
 
-Given = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+SketchInputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 """Query, key, value, and the masks of keys and queries."""
 
 
@@ -35,9 +35,9 @@ class Operation(NamedTuple):
     """What an operation has to know of a method: plain functions, and what it is told."""
 
     options: type[Any]
-    plan: Callable[[Given, Sequence[Tensor], Any, bool], MergePlan]
+    plan: Callable[[SketchInputs, Sequence[Tensor], Any, bool], MergePlan]
     """From inputs, noise, options, and whether gradients will be asked for."""
-    source: Callable[[Given, Any], tuple[Source, float]]
+    source: Callable[[SketchInputs, Any], tuple[Source, float]]
     """From inputs and options, what the plan has of them: the source, and s."""
     merge: type[Any]
     """The method's Merge, a NamedTuple."""
@@ -49,7 +49,7 @@ OPERATIONS: dict[str, Operation] = {}
 """By the full name of the method's class."""
 
 
-def as_operation(name: str, given: Given, noise: Sequence[Tensor], options: tuple[Any, ...]) -> Tensor | None:
+def as_operation(name: str, given: SketchInputs, noise: Sequence[Tensor], options: tuple[Any, ...]) -> Tensor | None:
     """The method's output by one operation of the graph that is being compiled; None where it had better be no such."""
     query, key, value, key_mask, query_mask = given
     if not in_one_operation(query, value):
@@ -144,7 +144,7 @@ def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
-def _forward(given: Given, noise: Sequence[Tensor], name: str, options: str) -> list[Tensor | None]:
+def _forward(given: SketchInputs, noise: Sequence[Tensor], name: str, options: str) -> list[Tensor | None]:
     query, _, _, key_mask, _ = given
     with torch.no_grad(), no_autocast(query.device):
         plan = OPERATIONS[name].plan(given, noise, _read(name, options), True)

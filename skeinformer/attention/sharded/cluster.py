@@ -34,13 +34,13 @@ from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.pilots import Pilots, column_mass, log_importance
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded.merge import SharedMerge, attend_shares
-from skeinformer.attention.sharded.pilots import Found, find_pilots, ranked
+from skeinformer.attention.sharded.pilots import SharedPilots, find_pilots, ranked
 from skeinformer.attention.sharded.queries import SharedQueries, offered_keys
 from skeinformer.attention.sharded.trace import SharedTrace
 from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.collectives import gather_over, sum_over
-from skeinformer.distributed.selection import Chosen, candidates, choose, rows_here
+from skeinformer.distributed.selection import Chosen, candidates, choose_rows, rows_here
 from skeinformer.kernels.choice import known, recorded, statistics_dtype
 from skeinformer.kernels.merge import Virtual
 from skeinformer.noise import gumbel
@@ -90,7 +90,7 @@ def sharded_cluster_sketch(
 
 
 def find_clusters(
-    found: Found,
+    found: SharedPilots,
     inputs: Inputs,
     source: VirtualKeys,
     u: Tensor,
@@ -106,7 +106,7 @@ def find_clusters(
     own = candidates(
         log_importance(found.pilots, source, scale, found.loudest) + gumbel(u), min(SAMPLE * d if num_steps else d, n_k)
     )
-    sample = choose(gather_over(group, "samples", own.score)[0], own, group.rank)
+    sample = choose_rows(gather_over(group, "samples", own.score)[0], own, group.rank)
     asked, *asked_keys = found.others
     rows = [rows_here(key, sample), rows_here(inputs.query, asked), *(rows_here(key, x) for x in asked_keys)]
     points, queries, *asked_rows = sum_over(group, "centers", *(x.to(dtype) for x in rows))

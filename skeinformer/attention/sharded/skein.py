@@ -22,13 +22,13 @@ from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.pilots import column_mass, log_importance
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded.merge import SharedMerge, attend_shares
-from skeinformer.attention.sharded.pilots import Found, count_here, find_pilots, total
+from skeinformer.attention.sharded.pilots import SharedPilots, count_here, find_pilots, total
 from skeinformer.attention.sharded.queries import SharedQueries, offered_keys
 from skeinformer.attention.sharded.trace import SharedTrace
 from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.collectives import gather_over, sum_over
-from skeinformer.distributed.selection import Chosen, candidates, choose, is_chosen, rows_here
+from skeinformer.distributed.selection import Chosen, candidates, choose_rows, is_chosen, rows_here
 from skeinformer.kernels.choice import known, recorded, statistics_dtype
 from skeinformer.kernels.clusters import weighted_row
 from skeinformer.kernels.merge import Virtual
@@ -72,7 +72,7 @@ def sharded_algorithm_1(
             log_probability = log_importance(found.pilots, source, scale, found.loudest)
         own = candidates(log_probability + gumbel(of_keys), min(budget, shares.n_k))
         scores, real = gather_over(shares.group, "samples", own.score, count_here(key, inputs.key_mask))
-        columns = choose(scores, own, shares.group.rank)
+        columns = choose_rows(scores, own, shares.group.rank)
         with_rest = options.row_norm == "adaptive"
         merge, virtual, output, asked = find_columns(source, columns, total(real), found, with_rest, shares)
         if asked is not None and found is not None:
@@ -98,7 +98,7 @@ def sharded_algorithm_1(
 
 
 def find_columns(
-    source: VirtualKeys, columns: Chosen, real: Tensor, found: Found | None, with_rest: bool, shares: Shares
+    source: VirtualKeys, columns: Chosen, real: Tensor, found: SharedPilots | None, with_rest: bool, shares: Shares
 ) -> tuple[SharedColumns, VirtualKeys, Tensor | None, Tensor | None]:
     """Lines 5 to 10 of Algorithm 1 over the keys of all ranks; where there are pilots their rows over all keys.
 

@@ -114,7 +114,7 @@ def test_an_interrupted_run_keeps_the_lengths_that_are_done(tmp_path: Path, monk
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("skeinformer.lab.console.Filling.step", interrupt)
+        patch.setattr("skeinformer.lab.progress.Filling.step", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run_bench(options, console())
     first = read(file)

@@ -104,18 +104,18 @@ def ulysses_bytes(n: int, ranks: int, width: int = 64, item: int = 4) -> int:
     return 2 * 4 * (n // ranks) * width * item * (ranks - 1) // ranks
 
 
-def table(width: int = 64, budget: int = 16, num_pilots: int = 16) -> str:
+def traffic_table(width: int = 64, budget: int = 16, num_pilots: int = 16) -> str:
     """The table of docs/distributed.md, for float32."""
     lines = ["| tokens | ranks | cluster sketch | ring attention | Ulysses |", "|---|---|---|---|---|"]
     for name, n in LENGTHS.items():
         for ranks in RANKS:
             ours = cluster_bytes(ranks, width=width, budget=budget, num_pilots=num_pilots)
             others = (ring_bytes(n, ranks, width), ulysses_bytes(n, ranks, width))
-            lines.append(f"| {name} | {ranks} | " + " | ".join(shown(x) for x in (ours, *others)) + " |")
+            lines.append(f"| {name} | {ranks} | " + " | ".join(bytes_text(x) for x in (ours, *others)) + " |")
     return "\n".join(lines)
 
 
-def shown(size: float) -> str:
+def bytes_text(size: float) -> str:
     """'1.2 MB'."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
@@ -125,4 +125,4 @@ def shown(size: float) -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(traffic_table())
