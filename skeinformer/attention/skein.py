@@ -85,6 +85,7 @@ class Selected(NamedTuple):
 def algorithm_1(given: ToMerge, noise: SkeinNoise, options: SkeinOptions) -> MergedKeys:
     """Algorithm 1 of Chen et al. (2022), line by line."""
     source, scale = given.source, given.scale
+    # lines 1 to 4: pilot rows J, and how much they ask for each column
     pilots, log_probability = rows_and_importance(given, noise, options)
     # lines 5 and 6: columns J'
     columns = sample_without_replacement(log_probability, noise.columns, options.budget)

@@ -16,14 +16,8 @@ from skeinformer.compare.contender import offer
 from skeinformer.lab.console import plain_table
 from skeinformer.lab.device import Device, check_device
 from skeinformer.lab.files import write_whole
-from skeinformer.lab.measure.speed import (
-    IDENTITY,
-    bench_records,
-    contender_entry,
-    default_contenders,
-    faster_from,
-    growth_exponent,
-)
+from skeinformer.lab.measure.crossing import faster_from, growth_exponent
+from skeinformer.lab.measure.speed import IDENTITY, bench_records, contender_entry, default_contenders
 from skeinformer.lab.progress import Filling, filling
 from skeinformer.lab.records import Record, Value, append, key_of, read, read_known
 from skeinformer.lab.report.format import (

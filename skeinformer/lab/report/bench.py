@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Literal, NamedTuple
 
-from skeinformer.lab.measure.speed import crossover, faster_from, growth_exponent
+from skeinformer.lab.measure.crossing import crossover, faster_from, growth_exponent
 from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.figures import Panel, Series, Styles, grid_html
 from skeinformer.lab.report.format import (

@@ -16,7 +16,8 @@ from skeinformer.attention import METHODS
 from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
 from skeinformer.lab.commands.bench import COLUMNS, Bench, growth_rows, run_bench, tables
-from skeinformer.lab.measure.speed import IDENTITY, faster_from
+from skeinformer.lab.measure.crossing import faster_from
+from skeinformer.lab.measure.speed import IDENTITY
 from skeinformer.lab.records import Record, append, key_of, read
 from skeinformer.sketch import SKETCHES
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import parse
+from skeinformer.lab.measure.crossing import crossover, growth_exponent
 from skeinformer.lab.measure.speed import (
     IDENTITY,
     Entry,
@@ -17,11 +18,9 @@ from skeinformer.lab.measure.speed import (
     bench_records,
     both_run,
     contender_entry,
-    crossover,
     default_contenders,
     expected_seconds,
     forward_run,
-    growth_exponent,
     matmul_peak,
     random_inputs,
     sdpa_entry,
