@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import tyro
 
 from skeinformer import build
-from skeinformer.compare.measure import exact_attention, spectral_error
+from skeinformer.lab.measure.errors import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
 from studies.command import start
 

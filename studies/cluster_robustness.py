@@ -24,9 +24,10 @@ from rich.console import Console
 from torch import Tensor
 
 from skeinformer.compare.contender import parse
-from skeinformer.compare.measure import exact_attention, quartiles, ratio, spectral_error
+from skeinformer.compare.measure import quartiles, ratio
 from skeinformer.lab.measure.approx import QKV, Case, Projected, TextSource, stream_seed
 from skeinformer.lab.measure.approx_time import passes_of
+from skeinformer.lab.measure.errors import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import column_and_value, load_model, load_text, text_values, up_to_tokens
 from skeinformer.lab.measure.speed import quartile_fields, timed_rounds
 from skeinformer.lab.progress import progress

@@ -34,7 +34,7 @@ from skeinformer.attention.base import NUM_CHECKS, certificate
 from skeinformer.attention.budget import NUM_DRAWS
 from skeinformer.attention.inputs import prepare
 from skeinformer.attention.run import run as run_attention
-from skeinformer.compare.measure import exact_attention, relative_error
+from skeinformer.lab.measure.errors import exact_attention, relative_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
 from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Ledger, Record, append_all, machine, read_known

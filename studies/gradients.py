@@ -27,7 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from skeinformer import build
-from skeinformer.compare.measure import exact_attention, input_gradients, relative_error
+from skeinformer.lab.measure.errors import exact_attention, input_gradients, relative_error
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, long_positions, pretrained_qkv
 from skeinformer.lab.progress import progress
 from skeinformer.lab.threads import with_threads

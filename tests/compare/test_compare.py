@@ -14,8 +14,8 @@ from torch.nn import functional as F
 import skeinformer
 from skeinformer import build, compare, convert
 from skeinformer.compare import Comparison
-from skeinformer.compare.measure import relative_error
 from skeinformer.compare.record import Record
+from skeinformer.lab.measure.errors import relative_error
 from skeinformer.lab.records import check
 from skeinformer.noise import layer_seed
 from tests.helpers import lengths_mask

@@ -18,17 +18,17 @@ from torch import Tensor
 
 from skeinformer.attention import Attention
 from skeinformer.compare.contender import OFFERED, Contender, build_contender, has_budget
-from skeinformer.compare.measure import (
+from skeinformer.compare.measure import frobenius_error
+from skeinformer.lab.device import device_field
+from skeinformer.lab.measure.errors import (
     exact_attention,
     finite,
-    frobenius_error,
     input_gradients,
     mean_cosine,
     relative_error,
     row_error,
     spectral_error,
 )
-from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.pretrained import (
     WEIGHTS,
     Pretrained,
