@@ -270,9 +270,11 @@ def _refuse_generator_options(task: ListOps | Pathfinder, used: set[str]) -> Non
 @contextmanager
 def _reading(console: Console, task: Target) -> Iterator[None]:
     source = getattr(task, "source", None) or getattr(task, "papers", None)
+    if source is None:
+        yield
+        return
     with status(console) as show:
-        if source is not None:
-            show(f"reading {source.name}")
+        show(f"reading {source.name}")
         yield
 
 
