@@ -1,4 +1,4 @@
-"""What crosses ranks, by formulas: the cluster sketch beside ring attention and Ulysses. `python -m` prints the table.
+"""What crosses ranks, by formulas: the cluster sketch beside ring attention and Ulysses.
 
 Bytes that one rank receives for one head and one example of one layer. A gathering of s bytes is (R - 1) s, a sum is
 that of a ring, 2 (R - 1) / R s. Nothing of the cluster sketch has the size of the sequence. Ring attention (Liu et al.
@@ -7,10 +7,12 @@ exchanges tokens for heads: queries, keys, values and the output, and their grad
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from skeinformer.attention import checks, clusters, queries
 from skeinformer.distributed.collectives import Exchange, Kind
+from studies.command import start
 
 LENGTHS = {"64k": 2**16, "1M": 2**20, "16M": 2**24}
 RANKS = (2, 8, 64, 1024)
@@ -124,5 +126,22 @@ def bytes_text(size: float) -> str:
     raise AssertionError
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """Print how many bytes one rank receives, for one head and one example of one layer."""
+
+    width: int = 64
+    """p, of a head."""
+    budget: int = 16
+    """d, clusters."""
+    num_pilots: int = 16
+    """P, pilot rows."""
+
+
+def print_table(options: Traffic) -> None:
+    """Print the table."""
+    print(traffic_table(options.width, options.budget, options.num_pilots))
+
+
 if __name__ == "__main__":
-    print(traffic_table())
+    raise SystemExit(start(Traffic, print_table))
