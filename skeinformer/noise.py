@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 MULTIPLIERS = (0x21F0AAAD, 0x735A2D97, 0x5BD1E995, 0x2C1B3C6D)  # of the hash: odd, with well mixed bits
+LAYERS = 1009  # above the number of layers: seeds of one model are not those of another
 SMALLEST = 2.0**-25  # half the spacing of float32 uniform numbers: keeps log(u) finite
 
 
@@ -171,3 +172,11 @@ def sign(u: Tensor) -> Tensor:
 def integer(u: Tensor, high: int) -> Tensor:
     """Uniform integers in [0, high). Draw u in float64 when high is large: float32 has 2^24 levels."""
     return (u * high).long().clamp(max=high - 1)
+
+
+def layer_seed(seed: int | None, layer: int) -> int | None:
+    """The seed of a layer of a model: one rule, wherever layers are made.
+
+    `seed * 1009 + layer`. None, which draws anew, stays None, and what is no whole number is left to be refused.
+    """
+    return seed * LAYERS + layer if type(seed) is int else seed

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import tyro
 
 from skeinformer import build
-from skeinformer.compare.measure import exact_attention, spectral_error
+from skeinformer.lab.measure.errors import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
 from studies.command import start
 
@@ -28,7 +28,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cluster, d = 128, 64 pilots": ("cluster", {"budget": 128, "quality": "accurate"}),
 }
 LAYERS, FACTORS, N = (1, 3), (1, 2, 4), 2048
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Peaked:
     """A .txt or .parquet file. Default: the Python language reference."""
 
 
-def inputs(text: Path | None) -> Iterator[tuple[str, Inputs]]:
+def inputs(text: Path | None) -> Iterator[tuple[str, QKV]]:
     """Queries, keys and values by name, (1, 12, n, 32) each."""
     for layer in LAYERS:
         query, key, value = pretrained_qkv(N, layer=layer, text=text)
@@ -48,7 +48,7 @@ def inputs(text: Path | None) -> Iterator[tuple[str, Inputs]]:
     yield "64 groups", groups(64)
 
 
-def groups(count: int) -> Inputs:
+def groups(count: int) -> QKV:
     """Keys near one of `count` directions, and queries that score their own by 20 more than the others."""
     generator = torch.Generator().manual_seed(0)
     directions = F.normalize(torch.randn(1, 12, count, 32, generator=generator), dim=-1)

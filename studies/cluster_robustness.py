@@ -24,15 +24,16 @@ from rich.console import Console
 from torch import Tensor
 
 from skeinformer.compare.contender import parse
-from skeinformer.compare.measure import exact_attention, quartiles, ratio, spectral_error
-from skeinformer.lab.console import progress
-from skeinformer.lab.measure.approx import QKV, Case, Input, Source, stream_seed
+from skeinformer.compare.measure import quartiles, ratio
+from skeinformer.lab.measure.approx import QKV, Case, Projected, TextSource, stream_seed
 from skeinformer.lab.measure.approx_time import passes_of
+from skeinformer.lab.measure.errors import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import column_and_value, load_model, load_text, text_values, up_to_tokens
 from skeinformer.lab.measure.speed import quartile_fields, timed_rounds
-from skeinformer.lab.measure.work import OnStep, Work, now
+from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Ledger, Record, Value, append_all, key_of, machine, read_known
 from skeinformer.lab.threads import use_threads
+from skeinformer.lab.work import OnStep, Work, now
 from skeinformer.registry import check_count
 from studies.command import start
 
@@ -88,14 +89,14 @@ class Options:
         return {"model": "MiniLM" if self.model is None else self.model, "seed": self.seed}
 
 
-class Text(NamedTuple):
+class TextFile(NamedTuple):
     """A file, or the rows of a .parquet file where columns have the values of `where`."""
 
     path: Path
     where: dict[str, str]
 
 
-class Place(NamedTuple):
+class TextPlace(NamedTuple):
     """Which queries, keys and values."""
 
     text: str
@@ -110,22 +111,22 @@ class Place(NamedTuple):
         return FLOAT64_ROWS * self.n * min(self.n, rows) + sum(case.cost(self.n) for case in CASES)
 
 
-class Inputs:
+class TextInputs:
     """Queries, keys and values of places. The tokens of one text and the states of one piece are kept."""
 
-    def __init__(self, options: Options, texts: Mapping[str, Text]) -> None:
+    def __init__(self, options: Options, texts: Mapping[str, TextFile]) -> None:
         self.pretrained = load_model(options.model)
         self.options, self.texts = options, texts
         self.source, self.states = lru_cache(maxsize=1)(self._source), lru_cache(maxsize=1)(self._states)
 
-    def __call__(self, place: Place) -> QKV:
+    def __call__(self, place: TextPlace) -> QKV:
         """Q, K and V, (1, h, n, p) each."""
-        about = Input(place.trial, place.n, place.weights, place.layer)
+        about = Projected(place.trial, place.n, place.weights, place.layer)
         states = self.states(place.text, place.trial, place.n)
         q, k, v = self.source(place.text).qkv(states, about, self.options.seed)
         return join_heads(q, place.joined), join_heads(k, place.joined), join_heads(v, place.joined)
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> TextSource:
         text, needed = self.texts[name], self.options.trials * max(self.options.lengths)
         tokens = up_to_tokens(load_text(text.path, text.where), needed, self.pretrained.tokenizer)
         if len(tokens) < needed:
@@ -133,7 +134,7 @@ class Inputs:
                 f"{name!r} has {len(tokens)} tokens, but {self.options.trials} trials of {max(self.options.lengths)} "
                 "are asked for; give a longer text, fewer trials or smaller lengths"
             )
-        return Source(self.pretrained, tokens)
+        return TextSource(self.pretrained, tokens)
 
     def _states(self, name: str, trial: int, n: int) -> dict[int, Tensor]:
         return self.source(name).states(trial, n, LAYERS)
@@ -155,16 +156,16 @@ def check_options(options: Options) -> None:
             raise ValueError(f"{name} must be at least 0, got {getattr(options, name)}")
 
 
-def find_texts(options: Options) -> dict[str, Text]:
+def find_texts(options: Options) -> dict[str, TextFile]:
     """The texts by name: every file, or every value of the column `each`. Two of one name are a ValueError."""
-    found: list[tuple[str, Text]] = []
+    found: list[tuple[str, TextFile]] = []
     where = dict(column_and_value(item) for item in options.text_filter)
     for path in options.texts:
         if options.each is None:
-            found.append((" ".join([path.stem, *where.values()]), Text(path, where)))
+            found.append((" ".join([path.stem, *where.values()]), TextFile(path, where)))
         else:
             values = text_values(path, options.each)
-            found += [(value, Text(path, {**where, options.each: value})) for value in values]
+            found += [(value, TextFile(path, {**where, options.each: value})) for value in values]
     names = [name for name, _ in found]
     for name in names:
         if names.count(name) > 1:
@@ -195,17 +196,18 @@ def row_errors(qkv: QKV, num_rows: int, seed: int) -> dict[Case, float]:
     return errors
 
 
-def error_records(options: Options, inputs: Inputs, present: Iterable[Record], on_step: OnStep) -> Iterator[Record]:
+def error_records(options: Options, inputs: TextInputs, present: Iterable[Record], on_step: OnStep) -> Iterator[Record]:
     """Records of kind "robustness": the error of each case at each place that `present` does not hold."""
     done = Ledger(ERROR_KEY, (record for record in present if record.get("kind") == "robustness"))
     common: Record = {**options.common, "kind": "robustness", "started": now(), **machine()}
 
-    def about(place: Place, case: Case) -> Record:
+    def about(place: TextPlace, case: Case) -> Record:
         return {**common, **place._asdict(), "rows": min(place.n, options.rows), **case.fields}
 
     sizes = (inputs.texts, dict.fromkeys(options.lengths), range(options.trials), INPUTS, dict.fromkeys(options.joined))
     places = [
-        Place(text, n, trial, weights, layer, joined) for text, n, trial, (weights, layer), joined in product(*sizes)
+        TextPlace(text, n, trial, weights, layer, joined)
+        for text, n, trial, (weights, layer), joined in product(*sizes)
     ]
     left = [place for place in places if any(about(place, case) not in done for case in CASES)]
     pieces = {place[:3] for place in left}
@@ -225,7 +227,7 @@ def error_records(options: Options, inputs: Inputs, present: Iterable[Record], o
             yield {**about(place, case), **shape, "spectral_relative": error}
 
 
-def time_records(options: Options, inputs: Inputs, present: Iterable[Record], on_step: OnStep) -> Iterator[Record]:
+def time_records(options: Options, inputs: TextInputs, present: Iterable[Record], on_step: OnStep) -> Iterator[Record]:
     """Records of kind "robustness_time": each case in turn with the others, at each length and width.
 
     On the first text, pretrained, layer `time_layer`. `both_ratio` and `forward_ratio` are to Skeinformer's time, round
@@ -245,7 +247,7 @@ def time_records(options: Options, inputs: Inputs, present: Iterable[Record], on
     ]
     work = Work(float(sum(n for n, _ in left)), on_step)
     for n, joined in left:
-        place = Place(next(iter(inputs.texts)), n, 0, "pretrained", options.time_layer, joined)
+        place = TextPlace(next(iter(inputs.texts)), n, 0, "pretrained", options.time_layer, joined)
         qkv = inputs(place)
         work.step(f"time at n = {n:,}, heads of {qkv[0].shape[-1]}", n)
         seed = stream_seed(options.seed, 0, "draws")
@@ -341,7 +343,7 @@ def run(options: Options) -> str:
     parts = {"errors": error_records, **({"times": time_records} if options.time_rounds else {})}
     with progress(Console(stderr=True, highlight=False)) as begin:
         begin("")("loading the pretrained model", 0.0)
-        inputs = Inputs(options, find_texts(options))
+        inputs = TextInputs(options, find_texts(options))
         for part, measured in parts.items():
             append_all(options.records, records, measured(options, inputs, tuple(records), begin(part)))
     return table(records, options.time_layer)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from skeinformer.attention import ClusterNoise, build, skein_attention
 from skeinformer.attention.clusters import ASKED, SAMPLE, query_metric
-from skeinformer.compare.measure import exact_attention, spectral_error
+from skeinformer.lab.measure.errors import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
 from skeinformer.noise import gumbel
 from studies.command import start

@@ -34,12 +34,12 @@ from skeinformer.attention.base import NUM_CHECKS, certificate
 from skeinformer.attention.budget import NUM_DRAWS
 from skeinformer.attention.inputs import prepare
 from skeinformer.attention.run import run as run_attention
-from skeinformer.compare.measure import exact_attention, relative_error
-from skeinformer.lab.console import progress
+from skeinformer.lab.measure.errors import exact_attention, relative_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
-from skeinformer.lab.measure.work import OnStep, Work, now
+from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Ledger, Record, append_all, machine, read_known
 from skeinformer.lab.threads import use_threads
+from skeinformer.lab.work import OnStep, Work, now
 from skeinformer.noise import from_generator
 from skeinformer.registry import check_choice, check_count
 from studies.command import start
@@ -92,7 +92,7 @@ class Coverage:
     """File that records are appended to, one JSON line each."""
 
 
-class Input(NamedTuple):
+class Case(NamedTuple):
     """Queries, keys and values to be made, and what a table calls them."""
 
     group: str
@@ -110,12 +110,12 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def inputs_of(options: Coverage) -> Iterator[Input]:
+def inputs_of(options: Coverage) -> Iterator[Case]:
     """All inputs, MiniLM's first."""
     for n in dict.fromkeys((*options.lengths, *([ROWS] if options.trials else []))):
         for layer in LAYERS:
             make = partial(pretrained_qkv, n, layer=layer, text=options.text)
-            yield Input("MiniLM", f"layer {layer}", n, make)
+            yield Case("MiniLM", f"layer {layer}", n, make)
     made = {
         "heavy-tailed values": {"Student's t, 2": student, "Cauchy": cauchy},
         "one huge value": {"30 times": huge(30.0), "1000 times": huge(1000.0)},
@@ -125,7 +125,7 @@ def inputs_of(options: Coverage) -> Iterator[Input]:
     }
     for group, kinds in made.items():
         for name, change in kinds.items():
-            yield Input(group, name, ROWS, partial(changed, change, options.seed))
+            yield Case(group, name, ROWS, partial(changed, change, options.seed))
 
 
 def changed(change: Callable[..., QKV], seed: int) -> QKV:
@@ -239,14 +239,14 @@ def missing_records(options: Coverage, present: Iterable[Record], on_step: OnSte
     text = "Python reference" if options.text is None else options.text.stem
     common: Record = {"text": text, "num_checks": options.num_checks, "seed": options.seed}
 
-    def about(each: Input, kind: str, method: str) -> Record:
+    def about(each: Case, kind: str, method: str) -> Record:
         counted = {"sketches": options.sketches, "draws": options.draws} if kind == "coverage" else {}
         asked: Record = {"trials": options.trials, "num_draws": NUM_DRAWS} if kind == "coverage_budget" else {}
         return {"kind": kind, "input": each.name, "group": each.group, "n": each.n, "method": method, **common} | (
             counted | asked
         )
 
-    def wanted(each: Input) -> list[tuple[str, str]]:
+    def wanted(each: Case) -> list[tuple[str, str]]:
         kinds = [("coverage", method) for method in METHODS if each.group != "MiniLM" or each.n in options.lengths]
         if options.trials and each.n == ROWS and each.group != "rows no guess can find":
             kinds += [("coverage_budget", name) for name in FUNCTIONS]

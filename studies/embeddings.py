@@ -28,15 +28,16 @@ from torch.nn import functional as F
 
 from skeinformer import huggingface
 from skeinformer.compare.measure import interleaved, quartiles, ratio
-from skeinformer.lab.console import plain_table, print_whole, progress
+from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import whole_file
 from skeinformer.lab.measure.approx import Case
 from skeinformer.lab.measure.nearness import nearness
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, load_texts, long_positions, up_to_tokens
 from skeinformer.lab.measure.speed import quartile_fields
-from skeinformer.lab.measure.work import OnStep, Work, now, silent
+from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Ledger, Record, append_all, key_of, machine, read_known
 from skeinformer.lab.threads import use_threads
+from skeinformer.lab.work import OnStep, Work, now, silent
 from skeinformer.registry import check_count
 from studies.command import start
 from studies.switched import EXACT_CASE, cases_of, shown_name, switch
@@ -91,7 +92,7 @@ class Embeddings:
     """The folder of the embeddings. Default: `cache` beside the records."""
 
 
-class Source(NamedTuple):
+class PassageSource(NamedTuple):
     """The model, and the passages."""
 
     pretrained: Pretrained
@@ -146,13 +147,13 @@ def make_cases(options: Embeddings) -> list[Case]:
     return [case for case in cases_of(options.methods, options.budgets) if case != EXACT_CASE]
 
 
-def load_source(options: Embeddings) -> Source:
+def load_source(options: Embeddings) -> PassageSource:
     """The model and the passages; makes the names of the sketches known to transformers."""
     texts = load_texts(options.texts)
     pretrained = load_model(options.model)
     tokens = cut_passages(texts, pretrained.tokenizer, options.passages, options.length)
     huggingface.register(seed=options.seed, min_length=0)
-    return Source(pretrained, tokens, digest_model(pretrained))
+    return PassageSource(pretrained, tokens, digest_model(pretrained))
 
 
 def digest_model(pretrained: Pretrained) -> str:
@@ -190,7 +191,7 @@ def cut_passages(texts: Sequence[str], tokenizer: Any, count: int, n: int) -> Te
 
 def embedding_records(
     options: Embeddings,
-    source: Source,
+    source: PassageSource,
     cases: Sequence[Case],
     known: Iterable[Record] = (),
     on_step: OnStep = silent,
@@ -237,7 +238,7 @@ def embedding_records(
 
 
 def time_passages(
-    options: Embeddings, source: Source, field: Sequence[Case], work: Work, cost: float
+    options: Embeddings, source: PassageSource, field: Sequence[Case], work: Work, cost: float
 ) -> dict[str, list[float]]:
     """Seconds of the whole model in interleaved rounds, each on another passage."""
     index = 0
@@ -254,7 +255,7 @@ def time_passages(
     return interleaved({str(case): partial(run, case) for case in field}, options.rounds, on_round=on_round)
 
 
-def common_fields(options: Embeddings, source: Source) -> Record:
+def common_fields(options: Embeddings, source: PassageSource) -> Record:
     """The fields that all records of a study share."""
     return {
         "model": shown_name(options.model),
@@ -268,7 +269,7 @@ def common_fields(options: Embeddings, source: Source) -> Record:
     }
 
 
-def store_path(options: Embeddings, source: Source, case: Case) -> Path:
+def store_path(options: Embeddings, source: PassageSource, case: Case) -> Path:
     """The file of a case's embeddings. Its name depends on all that they depend on but the passages."""
     folder = options.cache or options.records.parent / "cache"
     about = [source.model_digest, case.contender.spec, case.budget, case != EXACT_CASE and options.seed]
@@ -276,7 +277,7 @@ def store_path(options: Embeddings, source: Source, case: Case) -> Path:
     return folder / f"{case.contender.method}-{case.budget or 'all'}-{digest}.npy"
 
 
-def load_rows(path: Path, source: Source) -> "dict[str, Array]":
+def load_rows(path: Path, source: PassageSource) -> "dict[str, Array]":
     """The embeddings in the file, by the digests of their passages."""
     if not path.exists():
         return {}
@@ -303,7 +304,7 @@ def row_dtype(width: int) -> "np.dtype[np.void]":
 
 
 def show(
-    options: Embeddings, source: Source, cases: Sequence[Case], records: Sequence[Record], console: Console
+    options: Embeddings, source: PassageSource, cases: Sequence[Case], records: Sequence[Record], console: Console
 ) -> None:
     """Print a row for each case."""
     common = common_fields(options, source)

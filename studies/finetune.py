@@ -29,13 +29,14 @@ from torch.nn import functional as F
 from skeinformer import huggingface
 from skeinformer.compare.measure import Quartiles, interleaved, quartiles, ratio
 from skeinformer.kernels.rows import masked_mean
-from skeinformer.lab.console import plain_table, print_whole, progress
+from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.measure.approx import Case
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, long_positions, self_attention
 from skeinformer.lab.measure.speed import quartile_fields
-from skeinformer.lab.measure.work import OnStep, Work, now, silent
+from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Ledger, Record, append_all, key_of, machine, read_known
 from skeinformer.lab.threads import use_threads
+from skeinformer.lab.work import OnStep, Work, now, silent
 from skeinformer.registry import check_count, check_number
 from studies.command import start
 from studies.mixed import mixed_offered
@@ -109,7 +110,7 @@ class Reviews(NamedTuple):
         return Reviews(*(x[index] for x in self))
 
 
-class Data(NamedTuple):
+class ReviewData(NamedTuple):
     """What is trained on and what is tested on."""
 
     train: Reviews
@@ -165,7 +166,7 @@ def make_cases(options: Finetune) -> list[Case]:
     return cases_of(options.methods, options.budgets)
 
 
-def load_data(options: Finetune, pretrained: Pretrained) -> Data:
+def load_data(options: Finetune, pretrained: Pretrained) -> ReviewData:
     """The reviews that are long enough, those of the test drawn by seed 0 of all that are."""
     rows = read_rows(options.data)
     splits = {
@@ -179,7 +180,7 @@ def load_data(options: Finetune, pretrained: Pretrained) -> Data:
                 f"in the split {split}, {least} are asked for; give a smaller min_tokens, batch or test_examples"
             )
     order = torch.randperm(len(splits["test"].labels), generator=torch.Generator().manual_seed(0))
-    return Data(splits["train"], splits["test"].take(order[: options.test_examples]))
+    return ReviewData(splits["train"], splits["test"].take(order[: options.test_examples]))
 
 
 def read_rows(path: Path) -> list[tuple[str, int, str]]:
@@ -221,7 +222,7 @@ def tokenize(pretrained: Pretrained, rows: Sequence[tuple[str, int, str]], n: in
 def finetune_records(
     options: Finetune,
     pretrained: Pretrained,
-    data: Data,
+    data: ReviewData,
     cases: Sequence[Case],
     known: Iterable[Record] = (),
     on_step: OnStep = silent,
@@ -267,7 +268,7 @@ def finetune_records(
 
 
 def time_steps(
-    options: Finetune, pretrained: Pretrained, data: Data, field: Sequence[Case], work: Work
+    options: Finetune, pretrained: Pretrained, data: ReviewData, field: Sequence[Case], work: Work
 ) -> dict[Case, tuple[Quartiles, Quartiles]]:
     """Of a training step with each method: its seconds, and the share of those with exact attention."""
     batch = data.train.take(torch.arange(options.batch))

@@ -27,11 +27,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from skeinformer import build
-from skeinformer.compare.measure import exact_attention, input_gradients, relative_error
-from skeinformer.lab.console import progress
+from skeinformer.lab.measure.errors import exact_attention, input_gradients, relative_error
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, long_positions, pretrained_qkv
-from skeinformer.lab.measure.work import OnStep
+from skeinformer.lab.progress import progress
 from skeinformer.lab.threads import with_threads
+from skeinformer.lab.work import OnStep
 from studies.command import start
 from studies.finetune import Reviews, read_rows, tokenize
 
@@ -207,12 +207,12 @@ def print_table(console: Console, title: str, names: Sequence[str], rows: dict[s
     console.print(f"| | {' | '.join([*names, *last])} |", soft_wrap=True, markup=False)
     console.print("|---" * (len(names) + len(last) + 1) + "|", soft_wrap=True, markup=False)
     for name, errors in rows.items():
-        shown = [*errors, *([geometric_mean(errors)] if last else [])]
+        shown = [*errors, *([mean_errors(errors)] if last else [])]
         cells = [f"{e.key:.2f} ({e.value:.2f}; {e.query:.2f}; {e.cosine:.2f})" for e in shown]
         console.print(f"| {name} | {' | '.join(cells)} |", soft_wrap=True, markup=False)
 
 
-def geometric_mean(errors: Sequence[Errors]) -> Errors:
+def mean_errors(errors: Sequence[Errors]) -> Errors:
     """Of each error over the cases; the cosine's is a plain mean."""
     columns = torch.tensor(errors, dtype=torch.float64)
     query, key, value = columns[:, :3].clamp(min=1e-12).log().mean(0).exp().tolist()

@@ -64,7 +64,7 @@ class Limits:
     """A page whose tables, between the marks `limits` and `end`, are written anew, such as docs/training.md."""
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """What one run came to."""
 
     loss: float
@@ -143,22 +143,22 @@ def train_arms(options: Limits) -> Path:
 
 def differences(records: Iterable[Record]) -> dict[str, dict[tuple[str, int | None], Difference]]:
     """By study and arm, for all that was run with exact attention too."""
-    found: dict[str, dict[tuple[str, int | None], dict[int, Outcome]]] = defaultdict(lambda: defaultdict(dict))
+    found: dict[str, dict[tuple[str, int | None], dict[int, RunOutcome]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         if record.get("kind") == "finetune":
             title = f"fine-tuning, n = {record['n']}, {record['steps']} steps of {record['batch']}"
             options = record.get("options") or ""
             arm = f"{record['method']}:{options}" if options else str(record["method"])
-            outcome = Outcome(float(record["second_half_loss"]), float(record["test_accuracy"]))  # type: ignore[arg-type]
+            outcome = RunOutcome(float(record["second_half_loss"]), float(record["test_accuracy"]))  # type: ignore[arg-type]
             found[title][arm, record.get("budget")][int(record["seed"])] = outcome  # type: ignore[arg-type,index]
         elif record.get("kind") == "limits":
             title = f"{record['task']} from scratch, {record['steps']} steps"
-            outcome = Outcome(float(record["second_half_loss"]), float(record["accuracy"]))  # type: ignore[arg-type]
+            outcome = RunOutcome(float(record["second_half_loss"]), float(record["accuracy"]))  # type: ignore[arg-type]
             found[title][str(record["arm"]), record["d"]][int(record["seed"])] = outcome  # type: ignore[arg-type,index]
     return {title: paired(arms) for title, arms in found.items()}
 
 
-def paired(arms: dict[tuple[str, int | None], dict[int, Outcome]]) -> dict[tuple[str, int | None], Difference]:
+def paired(arms: dict[tuple[str, int | None], dict[int, RunOutcome]]) -> dict[tuple[str, int | None], Difference]:
     """Every arm less exact attention, over the seeds that both have."""
     exact = arms.get((EXACT, None), {})
     result = {}

@@ -17,15 +17,13 @@ from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Method
 from skeinformer.attention.base import Attention, Trace
-from skeinformer.attention.cluster import Cluster, ClusterNoise, ClusterOptions, Quality, cluster_sketch
+from skeinformer.attention.cluster import Cluster, ClusterNoise, ClusterOptions, Quality
 from skeinformer.attention.inputs import Inputs
 from skeinformer.attention.queries import Gradient
 from skeinformer.noise import Rand
-from skeinformer.registry import check_choice
 
 Output = Literal["exact", "sketch"]
-Part = Literal["exact", "keys", "queries"]
-PARTS = ("exact", "keys", "queries")
+GradientPart = Literal["exact", "keys", "queries"]
 GRADIENTS = {"dq": "query", "dk": "key", "dv": "value"}  # options, and whose gradient they are
 
 
@@ -36,9 +34,9 @@ class MixedOptions(NamedTuple):
     quality: Quality = "fast"
     num_pilots: int | None = None
     output: Output = "sketch"
-    dq: Part = "keys"
-    dk: Part = "keys"
-    dv: Part = "keys"
+    dq: GradientPart = "keys"
+    dk: GradientPart = "keys"
+    dv: GradientPart = "keys"
 
 
 class Mixed(Attention):
@@ -48,29 +46,26 @@ class Mixed(Attention):
 
     @staticmethod
     def complete(options: MixedOptions) -> MixedOptions:
-        check_choice("output", options.output, ("exact", "sketch"))
-        for name in GRADIENTS:
-            check_choice(name, getattr(options, name), PARTS)
         full = Cluster.complete(_cluster_options(options, "keys"))
         return options._replace(budget=full.budget, num_pilots=full.num_pilots)
 
     @staticmethod
     def draw(query: Tensor, key: Tensor, rand: Rand, options: MixedOptions) -> ClusterNoise:
-        return Cluster.draw(query, key, rand, _cluster_options(options, "keys"))
+        return ClusterNoise(*Cluster.draw(query, key, rand, _cluster_options(options, "keys")))
 
     @staticmethod
     def compute(inputs: Inputs, noise: ClusterNoise, options: MixedOptions) -> tuple[Tensor, Trace]:
         held = inputs._replace(query=inputs.query.detach(), key=inputs.key.detach(), value=inputs.value.detach())
-        sketched, trace = cluster_sketch(held, noise, _cluster_options(options, "keys"))
+        sketched, trace = Cluster.compute(held, noise, _cluster_options(options, "keys"))
         output = _exact(held) if options.output == "exact" else sketched
         if torch.is_grad_enabled():
             for option, name in GRADIENTS.items():
-                part: Part = getattr(options, option)
+                part: GradientPart = getattr(options, option)
                 alone = held._replace(**{name: getattr(inputs, name)})
                 found = (
                     _exact(alone)
                     if part == "exact"
-                    else cluster_sketch(alone, noise, _cluster_options(options, part))[0]
+                    else Cluster.compute(alone, noise, _cluster_options(options, part))[0]
                 )
                 output = output + (found - found.detach())
         return output, trace

@@ -25,12 +25,13 @@ from torch import Tensor, nn
 import skeinformer
 from skeinformer import huggingface
 from skeinformer.compare.measure import interleaved, quartiles, ratio
-from skeinformer.lab.console import plain_table, print_whole, progress
+from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.pretrained import load_model, long_positions
-from skeinformer.lab.measure.work import now
+from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Ledger, Record, append, machine, read_known
 from skeinformer.lab.threads import with_threads
+from skeinformer.lab.work import now
 from studies.command import start
 from studies.pages import filled, markdown
 

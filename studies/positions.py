@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 import tyro
-from rich.progress import track
+from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
 import skeinformer
 from skeinformer import huggingface
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, load_texts, up_to_tokens
+from skeinformer.lab.progress import each
 from skeinformer.lab.threads import use_threads
 from studies.command import start
 
@@ -69,7 +70,7 @@ def embed(pretrained: Pretrained, tokens: Tensor) -> Tensor:
 
 def ranks(halves: Tensor, embed: Embed, label: str) -> Tensor:
     """The rank of each passage's second half, from 1, among all second halves by their cosine with the first."""
-    found = [torch.stack([embed(half) for half in pair]) for pair in track(halves, description=label)]
+    found = [torch.stack([embed(half) for half in pair]) for pair in each(Console(stderr=True), halves.unbind(), label)]
     first, second = F.normalize(torch.stack(found), dim=-1).unbind(1)  # (passages, width)
     cosine = first @ second.T
     return 1 + (cosine > cosine.diagonal()[:, None]).sum(1)

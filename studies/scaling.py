@@ -21,14 +21,14 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from skeinformer.attention.cluster import Cluster, sizes_of
-from skeinformer.attention.sharded.traffic import cluster_bytes, cluster_exchanges, shown
+from skeinformer.attention.cluster import Cluster
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.processes import several
 from skeinformer.lab.records import Record, read
 from skeinformer.lab.report.format import count, label, microseconds, required, seconds, size
 from studies.command import start
 from studies.pages import filled, markdown
+from studies.traffic import bytes_text, cluster_bytes, cluster_exchanges
 
 LATENCY = 10e-6  # seconds of one step of a collective: an assumption
 TOKENS = {"1M": 10**6, "100M": 10**8, "1G": 10**9}
@@ -39,7 +39,7 @@ MOST_RANKS = 2**24
 ALONE = ("bench_processes", "cluster", 1, "both")
 
 
-class Layer(NamedTuple):
+class MeasuredLayer(NamedTuple):
     """What was measured: one layer's attention, forward and backward."""
 
     seconds_per_token: float
@@ -64,23 +64,23 @@ class Scaling:
     """The folder of the pages; without one the tables are printed."""
 
 
-def measured(records: Iterable[Record]) -> Layer:
+def measured(records: Iterable[Record]) -> MeasuredLayer:
     """The cluster sketch in one process, forward and backward, of the longest sequence."""
     found = [r for r in records if tuple(r[name] for name in ("kind", "method", "processes", "mode")) == ALONE]
     if not found:
         raise ValueError("no record of the cluster sketch in one process, forward and backward; measure --processes 1")
     r = max(found, key=lambda record: required(record, "n"))
     heads, width, budget, n = (int(required(r, name)) for name in ("heads", "head_dim", "budget", "n"))
-    _, pilots, _ = sizes_of(Cluster.read({"budget": budget}))
-    return Layer(required(r, "seconds_per_token"), heads, width, budget, pilots, n)
+    _, pilots, _ = Cluster.read({"budget": budget}).sizes
+    return MeasuredLayer(required(r, "seconds_per_token"), heads, width, budget, pilots, n)
 
 
-def computing(layer: Layer, n: int, ranks: int, faster: float) -> float:
+def computing(layer: MeasuredLayer, n: int, ranks: int, faster: float) -> float:
     """Seconds of a rank's n / R tokens."""
     return math.ceil(n / ranks) * layer.seconds_per_token / faster
 
 
-def exchanging(layer: Layer, ranks: int, gigabits: float) -> float:
+def exchanging(layer: MeasuredLayer, ranks: int, gigabits: float) -> float:
     """Seconds of all collectives, which do not depend on n."""
     steps = sum(
         (2 if exchange.kind == "sum" else 1) * (ranks - 1)
@@ -90,7 +90,7 @@ def exchanging(layer: Layer, ranks: int, gigabits: float) -> float:
     return steps * LATENCY + cluster_bytes(ranks, **layer.sizes) * 8 / (gigabits * 1e9)
 
 
-def fastest(layer: Layer, n: int, gigabits: float, faster: float) -> tuple[int, float]:
+def fastest(layer: MeasuredLayer, n: int, gigabits: float, faster: float) -> tuple[int, float]:
     """The power of two of ranks that takes least time, and that time."""
     ranks = [2**k for k in range(int(math.log2(MOST_RANKS)) + 1)]
     times = {r: computing(layer, n, r, faster) + exchanging(layer, r, gigabits) for r in ranks}
@@ -98,7 +98,7 @@ def fastest(layer: Layer, n: int, gigabits: float, faster: float) -> tuple[int, 
     return best, times[best]
 
 
-def efficient(layer: Layer, n: int, gigabits: float, faster: float) -> int:
+def efficient(layer: MeasuredLayer, n: int, gigabits: float, faster: float) -> int:
     """The most ranks, a power of two, that compute for at least half of the time."""
     ranks = 1
     while computing(layer, n, 2 * ranks, faster) >= exchanging(layer, 2 * ranks, gigabits) and ranks < MOST_RANKS:
@@ -106,7 +106,7 @@ def efficient(layer: Layer, n: int, gigabits: float, faster: float) -> int:
     return ranks
 
 
-def times_table(layer: Layer, faster: float) -> str:
+def times_table(layer: MeasuredLayer, faster: float) -> str:
     """A row for each number of tokens and ranks."""
     head = ["tokens", "ranks", "computing", "received"]
     head += [f"exchanging, {g} Gbit/s" for g in GIGABITS] + [f"computing, of the time, {g} Gbit/s" for g in GIGABITS]
@@ -115,13 +115,13 @@ def times_table(layer: Layer, faster: float) -> str:
         for ranks in RANKS:
             work = computing(layer, n, ranks, faster)
             waits = [exchanging(layer, ranks, g) for g in GIGABITS]
-            received = shown(cluster_bytes(ranks, **layer.sizes))
+            received = bytes_text(cluster_bytes(ranks, **layer.sizes))
             shares = [f"{work / (work + wait):.0%}" for wait in waits]
             rows.append([name, str(ranks), seconds(work), received, *map(seconds, waits), *shares])
     return markdown(head, rows)
 
 
-def limits_table(layer: Layer) -> str:
+def limits_table(layer: MeasuredLayer) -> str:
     """Where it stops: the ranks that are fastest, and those that still compute for half of their time."""
     head = ["a rank is", "tokens", "Gbit/s", "half efficient up to", "fastest with", "which takes"]
     rows = []
@@ -166,7 +166,7 @@ def machine_line(records: Sequence[Record]) -> str:
     )
 
 
-def measured_line(layer: Layer) -> str:
+def measured_line(layer: MeasuredLayer) -> str:
     """What the model starts from, in a sentence."""
     return (
         f"One process with one thread took {microseconds(layer.seconds_per_token)} for a token of {layer.n:,}, forward "

@@ -24,8 +24,9 @@ from rich.console import Console
 
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import write_whole
-from skeinformer.lab.measure.work import now
+from skeinformer.lab.progress import Lines
 from skeinformer.lab.records import Ledger, Record, append, machine, read_known
+from skeinformer.lab.work import now
 from skeinformer.registry import check_count, check_number, lookup
 from studies.command import start
 from studies.coverage import ABOVE, PROMISED, is_current
@@ -37,7 +38,6 @@ ROOT = Path(__file__).parent.parent
 KEYS = ("part", "size", "seed", "commit")
 MARKS = ("<!-- soak -->", "<!-- /soak -->")
 COVERAGE = "coverage.jsonl"
-SECONDS_BETWEEN_LINES = 10.0
 
 
 class Part(NamedTuple):
@@ -182,13 +182,10 @@ def run_part(name: str, part: Part, settings: Record, out: Path, console: Consol
     """Run one part; what is tried is shown while it goes on, and its failures afterwards."""
     size, seed = int(str(settings["size"])), int(str(settings["seed"]))
     console.print(f"{name}: {size:,} {part.what}", soft_wrap=True)
-    begin = last = time.monotonic()
+    begin, lines = time.monotonic(), Lines(console)
 
     def on_case(tried: int, failed: int) -> None:
-        nonlocal last
-        if time.monotonic() > last + SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            console.print(f"{name}: {tried:,} done, {failed} failed, {last - begin:.0f} s")
+        lines.say(f"{name}: {tried:,} done, {failed} failed, {time.monotonic() - begin:.0f} s")
 
     if part.keeps:
         folder = out / f"{name}-{size}-{seed}-{settings['commit']}".replace(" ", "-")

@@ -16,8 +16,8 @@ from skeinformer.lab.lra.image import TEST
 from skeinformer.lab.lra.image import TRAIN as TRAIN_BATCHES
 from skeinformer.lab.lra.store import SPLITS, Example, write_store
 from skeinformer.lab.training.job import job_of
+from skeinformer.lab.training.observer import Observer
 from skeinformer.lab.training.options import Train
-from skeinformer.lab.training.watch import Watch
 
 IMAGES = 20
 TRAIN = "--task text --method skeinformer --max-len 16 --batch 4 --steps 8 --check-every 4 --dim 16 --budget 8"
@@ -156,7 +156,7 @@ def run(folder: Path) -> None:
         return
 
 
-class _Stop(Watch):
+class _Stop(Observer):
     def step(self, step: int) -> None:
         if step == 6:
             raise KeyboardInterrupt

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
 from skeinformer.lab.measure.pretrained import pretrained_qkv
+from skeinformer.lab.progress import each
 from skeinformer.sketch import draw
 from skeinformer.theory import (
     attention_matrix,
@@ -147,7 +147,7 @@ def run(options: Theory) -> None:
         f"|BV - B S S^T V|^2 / |BV|^2: n = {n}, d = {d}, median head",
         *("layer", "p", "predicted", f"mean of {options.trials}", "bound", "worst head, predicted"),
     )
-    for layer in track(LAYERS, "layers", console=console, transient=True):
+    for layer in each(Console(stderr=True), LAYERS, "layers"):
         Q, K, V = (x[0].double() for x in pretrained_qkv(n, layer=layer, text=options.text))  # (heads, n, p)
         lemma.add_row(*lemma_row(layer, Q, K, V, generator))
         for row in error_rows(layer, attention_matrix(Q, K), V, d, options.trials, generator):

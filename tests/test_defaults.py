@@ -12,7 +12,7 @@ from torch import nn
 import skeinformer
 from skeinformer.attention import METHODS
 from skeinformer.attention.methods import DEFAULT
-from skeinformer.attention.seeds import layer_seed
+from skeinformer.noise import layer_seed
 from tests.helpers import tensors
 
 WIDTH, HEADS, N = 8, 2, 20

@@ -28,6 +28,8 @@ LAB = [
     "lab.records",
     "lab.threads",
     "lab.device",
+    "lab.work",
+    "lab.progress",
     "lab.lra",
     "lab.training.config",
     "lab.training.loading",

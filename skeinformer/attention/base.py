@@ -3,26 +3,27 @@
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, overload
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, overload
 
 import torch
 from torch import Tensor, nn
 
 from skeinformer.attention.certificate import Info, Known, estimate_error
 from skeinformer.attention.checks import alone, draw_checks, row_mass, rows_to_draw
-from skeinformer.attention.inputs import Inputs, Noise, default_scale, no_autocast, prepare, settle_noise
-from skeinformer.attention.inside import set_inside
+from skeinformer.attention.inputs import Inputs, Noise, Passed, default_scale, prepare, settle_noise
 from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.run import run, run_alone
 from skeinformer.attention.sharded.call import attend_over_group, function_over_group
-from skeinformer.attention.sharded.settle import Along, Call
+from skeinformer.attention.sharded.settle import Along
 from skeinformer.attention.sharded.trace import SharedTrace
 from skeinformer.attention.virtual_keys import attend, from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.group import Group
+from skeinformer.kernels.choice import no_autocast
+from skeinformer.kernels.inside import inside
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand, from_generator
-from skeinformer.registry import check_count, check_number, check_options
+from skeinformer.registry import check_choice, check_count, check_flag, check_number, check_options
 
 OF_THE_MODULE = ("head_dim", "max_len", "seed", "group")  # what every module takes beside the options of its method
 NUM_CHECKS = 32  # rows that the certificate computes, unless told otherwise
@@ -63,12 +64,19 @@ class Attention(nn.Module):
     """Options that set the size which the budget would else decide."""
     deciding: ClassVar[tuple[str, ...]] = ()
     """Options that decide which others there are."""
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """What an option may be whose type is a Literal."""
+    flags: ClassVar[tuple[str, ...]] = ()
+    """Options that are True or False."""
     along: ClassVar[tuple[Along, ...]] = ()
     """What each draw of the noise has a number for, where the method takes a group; None for neither."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """A method that computes something else than its base class is not the base class's operation."""
+        """Read what options may be. A method that computes something else than its base class is another operation."""
         super().__init_subclass__(**arguments)
+        hints: dict[str, Any] = cls.Options.__annotations__
+        cls.choices = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) == Literal}
+        cls.flags = tuple(name for name, hint in hints.items() if hint is bool)
         if vars(cls).keys() & {"compute", "attend"} and "as_operation" not in vars(cls):
             cls.as_operation = staticmethod(Attention.as_operation)  # type: ignore[method-assign]
 
@@ -120,6 +128,10 @@ class Attention(nn.Module):
             check_count("budget", read.budget)
         if getattr(read, "scale", None) is not None:
             check_number("scale", read.scale, "a finite number, or None for 1/sqrt(p)")
+        for name, known in cls.choices.items():
+            check_choice(name, getattr(read, name), known)
+        for name in cls.flags:
+            check_flag(name, getattr(read, name))
         return cls.complete(read)
 
     @staticmethod
@@ -161,10 +173,10 @@ class Attention(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """(b, h, n, p), (b, h, n_k, p), (b, h, n_k, p_v) -> (b, h, n, p_v)."""
+        call = Passed(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
         if self.group is not None:
-            call = Call(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
             return self.over_group(call)[0]
-        inputs, noise, _ = self.settle(query, key, value, key_mask, query_mask, noise, generator)
+        inputs, noise, _ = self.settle(call)
         return run_alone(partial(self.as_operation, options=self.options), self.attend, inputs, noise)
 
     def certify(
@@ -184,31 +196,22 @@ class Attention(nn.Module):
         The target is softmax attention for every method, also for those that approximate another (reformer,
         linear_transformer).
         """
+        call = Passed(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
         if self.group is not None:
-            call = Call(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
             return self.over_group(call, num_checks)
         check_count("num_checks", num_checks)
-        inputs, noise, rand = self.settle(query, key, value, key_mask, query_mask, noise, generator)
+        inputs, noise, rand = self.settle(call)
         output, trace = run(self.attend, inputs, noise)
         return output, certificate(type(self), self.options, inputs, output, trace, rand, num_checks)
 
-    def settle(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        noise: Noise,
-        generator: torch.Generator | None,
-    ) -> tuple[Inputs, Noise, Rand]:
+    def settle(self, call: Passed) -> tuple[Inputs, Noise, Rand]:
         """The inputs checked, also against this module, the noise of the call, and a source of more."""
-        inputs = prepare(query, key, value, key_mask, query_mask)
-        self.check_width(query)
-        self.check(query, key, value)
-        return inputs, *settle_noise(self.draw_noise, inputs, noise, generator, self.seed_in_force())
+        inputs = prepare(*call[:5])
+        self.check_width(call.query)
+        self.check(*call[:3])
+        return inputs, *settle_noise(self.draw_noise, inputs, call)
 
-    def over_group(self, call: Call, num_checks: int | None = None) -> tuple[Tensor, Any]:
+    def over_group(self, call: Passed, num_checks: int | None = None) -> tuple[Tensor, Any]:
         """The output for this rank's share, and with `num_checks` what `certify` says of it."""
         assert self.group is not None
         check = partial(self.check_width, call.query)
@@ -279,15 +282,11 @@ def certificate(
     scale = default_scale(query, getattr(options, "scale", None))
     known = None if trace.pilots is None else Known(trace.pilots.rows, trace.pilots.output)
     candidates = rows_to_draw(query, query_mask, None if known is None else known.rows.indices)
-    before = set_inside(True)
-    try:
-        with no_autocast(query.device):
-            mass = row_mass(inputs, output, candidates, scale, alone(inputs))
-            checks = draw_checks(rand(query.shape[-2]), mass, num_checks)
-            exact = attend(gather_rows(query, checks.indices), from_mask(key, value, key_mask), scale)
-            info = estimate_error(output, checks, exact, known)
-    finally:
-        set_inside(before)
+    with inside(), no_autocast(query.device):
+        mass = row_mass(inputs, output, candidates, scale, alone(inputs))
+        checks = draw_checks(rand(query.shape[-2]), mass, num_checks)
+        exact = attend(gather_rows(query, checks.indices), from_mask(key, value, key_mask), scale)
+        info = estimate_error(output, checks, exact, known)
     return kind.describe(inputs, trace, options, info)
 
 
@@ -348,14 +347,14 @@ def as_function(kind: type[Attention], info: type[I_co], name: str) -> Function[
         group: Any = None,
         **options: Any,
     ) -> Any:
+        call = Passed(query, key, value, key_mask, query_mask, noise, generator, seed=None)
         if group is not None:
-            call = Call(query, key, value, key_mask, query_mask, noise, generator, None)
             result = function_over_group(kind, name, options, call, num_checks if return_info else None, group)
             return result if return_info else result[0]
         read = kind.read(options, name)
         check_count("num_checks", num_checks)
-        inputs = prepare(query, key, value, key_mask, query_mask)
-        settled, rand = settle_noise(partial(kind.draw, options=read), inputs, noise, generator)
+        inputs = prepare(*call[:5])
+        settled, rand = settle_noise(partial(kind.draw, options=read), inputs, call)
         compute = partial(kind.compute, options=read)
         if not return_info:
             return run_alone(partial(kind.as_operation, options=read), compute, inputs, settled)

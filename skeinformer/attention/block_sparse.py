@@ -107,7 +107,7 @@ def block_sparse_attention(
         slots = everywhere.indices.where(everywhere.live, live[0].numel())
         live = live & F.pad(torch.ones_like(live).flatten(1), (0, 1)).scatter(1, slots, False)[:, :-1].view_as(live)
     queries, keys, values = (take(x, grid.token[:, None]) for x in (query, key, value))  # (b, h, nb, B, p)
-    source = listed(keys, values, live, blocks)
+    source = slots_of_blocks(keys, values, live, blocks)
     if everywhere is not None:
         token = grid.token.flatten(1).gather(1, everywhere.indices)[:, None]  # (b, 1, g)
         shared = from_mask(take(key, token), take(value, token), everywhere.live[:, None])
@@ -129,7 +129,7 @@ def block_sparse_attention(
     return F.pad(output, (0, 0, 0, 1)).scatter(2, row, rows)[:, :, :-1]
 
 
-def listed(key: Tensor, value: Tensor, live: Tensor, blocks: Selection) -> VirtualKeys:
+def slots_of_blocks(key: Tensor, value: Tensor, live: Tensor, blocks: Selection) -> VirtualKeys:
     """The slots of the listed blocks, of weight 1 where live: (b, h, nb, B, p), (b, nb, B) -> (b, h, nb, k B, p)."""
     index = blocks.indices  # (b, h or 1, nb, k)
     same = index[..., :, None] == index[..., None, :]  # (b, h or 1, nb, k, k)

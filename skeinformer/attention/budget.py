@@ -10,12 +10,13 @@ from torch import Tensor
 
 from skeinformer.attention.certificate import Info, bound_of_mean, estimate_error
 from skeinformer.attention.checks import Checks, alone, draw_checks, row_mass, rows_to_draw
-from skeinformer.attention.inputs import Inputs, clear_padding, default_scale, no_autocast, prepare
+from skeinformer.attention.inputs import Inputs, clear_padding, default_scale, prepare
 from skeinformer.attention.pilots import Pilots, column_mass, instead, log_square_of
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.skein import skein_attention
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
 from skeinformer.kernels import pilots as kernels
+from skeinformer.kernels.choice import no_autocast
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import from_generator
 from skeinformer.registry import check_choice, check_count, check_number

@@ -14,24 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.attention.base import Attention, Trace, as_function
+from skeinformer.attention.base import Trace, as_function
 from skeinformer.attention.certificate import Info
-from skeinformer.attention.clusters import ASKED, ClusterMerge, Clusters, merge_clusters, query_metric
-from skeinformer.attention.inputs import Inputs, default_scale
-from skeinformer.attention.operation import OPERATIONS, Operation, as_operation
-from skeinformer.attention.pilots import Pilots, compute_pilots
-from skeinformer.attention.queries import Gradient, estimate_of, estimated_gradient, virtual_queries
-from skeinformer.attention.selection import Selection, uniform_rows
+from skeinformer.attention.clusters import ASKED, ClusterMerge, merge_clusters, query_metric
+from skeinformer.attention.inputs import Inputs
+from skeinformer.attention.merged import MergedAttention, MergedKeys, ToMerge
+from skeinformer.attention.pilots import compute_pilots
+from skeinformer.attention.queries import Gradient
+from skeinformer.attention.selection import Selection, count_real, uniform_rows
 from skeinformer.attention.sharded.cluster import sharded_cluster_sketch
-from skeinformer.attention.virtual_keys import from_mask
-from skeinformer.distributed.agreement import Shares
-from skeinformer.kernels.choice import recorded
-from skeinformer.kernels.merge import Merged, Plan, Virtual, attend_merged
 from skeinformer.kernels.rows import gather_rows
-from skeinformer.noise import Rand
-from skeinformer.registry import check_choice, check_count, check_flag
+from skeinformer.registry import check_count
 
 Quality = Literal["fast", "accurate"]
+QUALITIES: dict[str, tuple[int, int, int]] = {"fast": (16, 16, 1), "accurate": (128, 64, 1)}  # clusters, pilots, steps
 
 
 class ClusterOptions(NamedTuple):
@@ -44,6 +40,14 @@ class ClusterOptions(NamedTuple):
     first_order: bool = True
     gradient: Gradient = "keys"
     scale: float | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Clusters, pilots and steps: those given, else those of the quality (of its pilots no more than clusters)."""
+        clusters, pilots, steps = QUALITIES[self.quality]
+        clusters = clusters if self.budget is None else self.budget
+        pilots = min(pilots, clusters) if self.num_pilots is None else self.num_pilots
+        return clusters, pilots, steps if self.num_steps is None else self.num_steps
 
 
 class ClusterNoise(NamedTuple):
@@ -65,72 +69,35 @@ class ClusterInfo(NamedTuple):
     error_upper: Tensor  # (b, h) a bound of the error
 
 
-QUALITIES: dict[str, tuple[int, int, int]] = {"fast": (16, 16, 1), "accurate": (128, 64, 1)}  # clusters, pilots, steps
-
-
-def cluster_sketch(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions) -> tuple[Tensor, Trace]:
-    """Pilots, clusters, attention over them, on checked inputs."""
-    output, found = attend_merged(plan_clusters(inputs, noise, options, recorded(inputs.key, inputs.value)))
-    return output, Trace(found[0], found)
-
-
-def plan_clusters(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions, with_gradients: bool) -> Plan:
-    """Everything but the attention; with_gradients: whether keys and values will ask for theirs."""
-    query, key, value, key_mask, query_mask = inputs
-    noise, scale = ClusterNoise(*noise), default_scale(query, options.scale)
-    source = from_mask(key, value, key_mask)
-    d, num_pilots, num_steps = sizes_of(options)
-    rows = uniform_rows(noise.pilots, query_mask, num_pilots)
-    asked = rows_of_metric(noise.pilots, query_mask, num_pilots, ASKED * query.shape[-1])
-
-    estimated, full = estimated_gradient(options.gradient, key, key_mask, d, with_gradients)
-
-    def make(key: Tensor, value: Tensor) -> tuple[Merged, tuple[Pilots, Clusters]]:
-        pilots = compute_pilots(query, rows, source, scale, with_mass=True)
-        metric = query_metric(gather_rows(query, asked.indices), asked.live)
-        clusters = merge_clusters(
-            pilots,
-            source._replace(keys=key, values=value),
-            noise.centers,
-            d,
-            num_steps=num_steps,
-            first_order=options.first_order,
-            scale=scale,
-            metric=metric,
-        )
-        virtual = Virtual(clusters.virtual.keys, clusters.virtual.values, clusters.slope)
-        estimate = None
-        if estimated:
-            estimate = virtual_queries(noise.pilots, noise.centers, key_mask, clusters.merge.weight, d, key.shape[-1])
-        merged = Merged(clusters.merge, virtual, clusters.virtual.log_weight, pilots.as_rows(), estimate)
-        return merged, (pilots, clusters)
-
-    return Plan(query, *source, make, scale, estimated, full)
-
-
-def sizes_of(options: ClusterOptions) -> tuple[int, int, int]:
-    """Numbers of clusters, pilots and steps: those given, else those of the quality (pilots never above clusters)."""
-    clusters, pilots, steps = QUALITIES[options.quality]
-    clusters = clusters if options.budget is None else options.budget
-    pilots = min(pilots, clusters) if options.num_pilots is None else options.num_pilots
-    return clusters, pilots, steps if options.num_steps is None else options.num_steps
+def cluster_sketch(given: ToMerge, noise: ClusterNoise, options: ClusterOptions) -> MergedKeys:
+    """Pilots, a metric, clusters; attention over them is softmax attention over their means."""
+    query, source, scale, (d, num_pilots, num_steps) = given.query, given.source, given.scale, options.sizes
+    rows = uniform_rows(noise.pilots, given.query_mask, num_pilots)
+    pilots = compute_pilots(query, rows, source, scale, with_mass=True)
+    asked = rows_of_metric(noise.pilots, given.query_mask, num_pilots, ASKED * query.shape[-1])
+    metric = query_metric(gather_rows(query, asked.indices), asked.live)
+    clusters = merge_clusters(
+        pilots,
+        given.through,
+        noise.centers,
+        d,
+        num_steps=num_steps,
+        first_order=options.first_order,
+        scale=scale,
+        metric=metric,
+    )
+    merge, virtual, slope, _ = clusters
+    return MergedKeys(merge, virtual, (pilots, clusters), pilots, slope=slope, mass=merge.weight)
 
 
 def rows_of_metric(u: Tensor, mask: Tensor | None, num_pilots: int, size: int) -> Selection:
     """The queries that make the metric, (b, h, size): of what the pilots, the first ranks, leave, the last."""
     rows = uniform_rows(-u, mask, size)
     rank = torch.arange(rows.live.shape[-1], device=u.device)
-    return Selection(rows.indices, rows.live & (rank < count_real(u, mask) - num_pilots))
+    return Selection(rows.indices, rows.live & (rank < count_real(u[..., None], mask) - num_pilots))
 
 
-def count_real(u: Tensor, mask: Tensor | None) -> Tensor:
-    """The number of real rows, (b, 1, 1); (1, 1, 1) without a mask."""
-    if mask is None:
-        return torch.full((1, 1, 1), u.shape[-1], device=u.device)
-    return mask.sum(-1, keepdim=True)
-
-
-class Cluster(Attention):
+class Cluster(MergedAttention):
     """softmax(s Q K'^T + w') V' + a s (Q - mean q_J) C: attention over d weighted means of clusters of keys.
 
     P pilot rows J are computed exactly and written over the result (`num_pilots`). Centers are drawn by Eq. (5) of
@@ -145,47 +112,21 @@ class Cluster(Attention):
     Time O(n (d + P + p) p), memory O((n + d) p).
     """
 
-    Options = ClusterOptions
-    compute = staticmethod(cluster_sketch)
-    along = ("queries", "keys")
+    Options, Noise, Merge = ClusterOptions, ClusterNoise, ClusterMerge
+    merge_keys = staticmethod(cluster_sketch)
+    compute_shares = staticmethod(sharded_cluster_sketch)
 
     @staticmethod
     def complete(options: ClusterOptions) -> ClusterOptions:
-        check_choice("quality", options.quality, tuple(QUALITIES))
-        budget, pilots, steps = sizes_of(options)
+        budget, pilots, steps = options.sizes
         check_count("num_pilots", pilots)
         check_count("num_steps", steps, at_least=0)
-        check_flag("first_order", options.first_order)
-        check_choice("gradient", options.gradient, ("queries", "keys"))
         return options._replace(budget=budget, num_pilots=pilots, num_steps=steps)
-
-    @staticmethod
-    def compute_shares(
-        inputs: Inputs, noise: ClusterNoise, options: ClusterOptions, shares: Shares
-    ) -> tuple[Tensor, Trace]:
-        return sharded_cluster_sketch(
-            inputs,
-            *noise,
-            sizes_of(options),
-            first_order=options.first_order,
-            from_queries=options.gradient == "queries",
-            scale=default_scale(inputs.query, options.scale),
-            shares=shares,
-        )
-
-    @staticmethod
-    def draw(query: Tensor, key: Tensor, rand: Rand, options: ClusterOptions) -> ClusterNoise:
-        """One number per query and per key."""
-        return ClusterNoise(rand(query.shape[-2]), rand(key.shape[-2]))
-
-    @staticmethod
-    def as_operation(inputs: Inputs, noise: ClusterNoise, options: ClusterOptions) -> Tensor | None:
-        return as_operation("cluster", inputs, noise, options)
 
     @staticmethod
     def describe(inputs: Inputs, trace: Trace, options: ClusterOptions, info: Info) -> ClusterInfo:
         pilots, (merge, virtual, _, factor) = trace.found
-        d, num_pilots, _ = sizes_of(options)
+        d, num_pilots, _ = options.sizes
         assignment, log_weight = merge.assignment, virtual.log_weights()
         if inputs.key_mask is not None:
             assignment = assignment.where(inputs.key_mask, -1)
@@ -198,7 +139,4 @@ class Cluster(Attention):
         )
 
 
-OPERATIONS["cluster"] = Operation(
-    ClusterOptions, plan_clusters, ClusterMerge, len(ClusterMerge._fields), lambda options: estimate_of(options.budget)
-)
 cluster_attention = as_function(Cluster, ClusterInfo, "cluster_attention")

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.inputs import Inputs, default_scale
-from skeinformer.attention.selection import at_most
+from skeinformer.attention.selection import at_most, count_real
 from skeinformer.attention.virtual_keys import attend, from_mask
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.drawn_keys import flatness
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand
-from skeinformer.registry import check_choice, check_number
+from skeinformer.registry import check_number
 
 Sparsity = Literal["max_mean", "paper"]
 
@@ -58,10 +58,10 @@ def prob_sparse_attention(inputs: Inputs, noise: tuple[Tensor], options: Informe
     # stable: of equals the first is chosen, whatever follows them
     index = M.sort(dim=-1, descending=True, stable=True).indices[..., : most(query.shape[-2], options)]  # (b, h, u)
     rank = torch.arange(index.shape[-1], device=index.device)
-    live = rank < chosen(count(query, query_mask if masked else None), options)  # (b or 1, 1, u)
+    live = rank < chosen(count_real(query, query_mask if masked else None), options)  # (b or 1, 1, u)
     rows = attend(gather_rows(query, index), from_mask(key, value, key_mask), scale)  # (b, h, u, p_v)
     total = value.sum(-2, keepdim=True, dtype=statistics_dtype(value))
-    mean = (total / count(key, key_mask)[..., None].clamp(min=1)).to(value.dtype)  # (b, h, 1, p_v)
+    mean = (total / count_real(key, key_mask)[..., None].clamp(min=1)).to(value.dtype)  # (b, h, 1, p_v)
     rows = rows.where(live[..., None], mean)
     return mean.expand(*query.shape[:-1], -1).scatter(-2, index[..., None].expand_as(rows), rows), Trace()
 
@@ -74,17 +74,10 @@ def measure_sparsity(
 
     The mean is over as many keys as are drawn: U, and at most all m that the mask leaves.
     """
-    m = count(key, key_mask)  # (b or 1, 1, 1)
+    m = count_real(key, key_mask)  # (b or 1, 1, 1)
     drawn = chosen(m, options)  # (b or 1, 1, 1), U
     largest_drawn = most(key.shape[-2], options)
     return flatness(query, key, key_mask, u, m, drawn, largest_drawn, options.sparsity == "max_mean", scale)
-
-
-def count(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The number of real tokens, (b, 1, 1); of all tokens without a mask, (1, 1, 1)."""
-    if mask is None:
-        return torch.zeros(1, 1, 1, dtype=torch.long, device=x.device) + x.shape[-2]
-    return mask.sum(-1, keepdim=True)
 
 
 def chosen(m: Tensor, options: InformerOptions) -> Tensor:
@@ -116,7 +109,6 @@ class Informer(Attention):
 
     @staticmethod
     def complete(options: InformerOptions) -> InformerOptions:
-        check_choice("sparsity", options.sparsity, ("max_mean", "paper"))
         expected = "above 0 and finite, or None for budget / ln n"
         if options.factor is not None and not check_number("factor", options.factor, expected) > 0:
             raise ValueError(f"factor must be {expected}, got {options.factor}")

@@ -13,13 +13,12 @@ zeros here, so that not even a NaN in them can leak. Rows of padded queries are 
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from skeinformer.kernels.choice import known, watched
+from skeinformer.kernels.choice import known
 from skeinformer.noise import Rand, from_generator, from_seed, only_shapes
 
 FOR_CHECKS = 0x5DEECE66D  # a seed that no layer has: where noise is given, check rows must not depend on it
@@ -27,6 +26,19 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Noise = tuple[Tensor, ...] | None
 N = TypeVar("N", bound=Noise)
+
+
+class Passed(NamedTuple):
+    """What a call is given, not checked yet; the seed is that of the module."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_mask: Tensor | None
+    query_mask: Tensor | None
+    noise: Noise
+    generator: torch.Generator | None
+    seed: int | None
 
 
 class Inputs(NamedTuple):
@@ -107,15 +119,14 @@ def check_mask(name: str, mask: Tensor | None, x: Tensor, tokens: str) -> Tensor
 def settle_noise(
     draw_noise: Callable[[Tensor, Tensor, Rand], N],
     inputs: Inputs,
-    noise: Noise,
-    generator: torch.Generator | None = None,
-    seed: int | None = None,
+    call: Passed,
 ) -> tuple[N, Rand]:
     """The noise given, checked; or fresh: from `generator`, else from `seed`, else from torch's global state.
 
     And where the certificate gets numbers from that the method has no use for.
     """
     (b, h), device = inputs.query.shape[:2], inputs.query.device
+    noise, generator, seed = call.noise, call.generator, call.seed
     check_source(draw_noise, inputs.query, inputs.key, noise, generator)
     if noise is not None:
         return cast(N, noise), from_seed((b, h), FOR_CHECKS, device=device)
@@ -164,15 +175,6 @@ def check_noise(noise: Noise, expected: Noise, device: torch.device) -> None:
 def clear_padding(output: Tensor, query_mask: Tensor | None) -> Tensor:
     """Zero the rows of padded queries."""
     return output if query_mask is None else output.masked_fill(~query_mask[..., None], 0)
-
-
-def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off: `prepare` has cast the inputs, and statistics keep their precision.
-
-    A graph says so even where it is off already: it may run where it is on.
-    """
-    on = torch.amp.is_autocast_available(device.type) and (watched() or torch.is_autocast_enabled(device.type))
-    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def default_scale(query: Tensor, scale: float | None) -> float:

@@ -25,7 +25,6 @@ from skeinformer.attention.virtual_keys import VirtualKeys, attend, attend_with_
 from skeinformer.distributed.agreement import Shares
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.noise import Rand, normal
-from skeinformer.registry import check_flag
 
 
 class PerformerNoise(NamedTuple):
@@ -79,7 +78,6 @@ class Performer(Attention):
 
     @staticmethod
     def complete(options: PerformerOptions) -> PerformerOptions:
-        check_flag("redraw", options.redraw)
         if options.scale is not None and not options.scale > 0:
             raise ValueError(
                 f"scale must be positive, got {options.scale}: queries and keys are each multiplied by its root"

@@ -5,20 +5,17 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from skeinformer.attention.inputs import Inputs, Noise, clear_padding, no_autocast
-from skeinformer.attention.inside import set_inside
+from skeinformer.attention.inputs import Inputs, Noise, clear_padding
+from skeinformer.kernels.choice import no_autocast
+from skeinformer.kernels.inside import inside
 
 T = TypeVar("T")
 
 
 def run(attend: Callable[[Inputs, Any], tuple[Tensor, T]], inputs: Inputs, noise: Noise) -> tuple[Tensor, T]:
     """The output with zeros in the rows of padded queries, and the method's trace."""
-    before = set_inside(True)
-    try:
-        with no_autocast(inputs.query.device):
-            output, trace = attend(inputs, noise)
-    finally:
-        set_inside(before)
+    with inside(), no_autocast(inputs.query.device):
+        output, trace = attend(inputs, noise)
     return clear_padding(output, inputs.query_mask), trace
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skeinformer.kernels.choice import exporting
+from skeinformer.kernels.choice import exporting, holds
 from skeinformer.noise import gumbel
 
 
@@ -26,13 +26,11 @@ def at_most(k: int, n: int) -> int:
     return k if k <= n else n
 
 
-def always(condition: bool) -> bool:
-    """Whether a condition on lengths, symbolic ones in an exported graph, holds for all of them."""
-    # imported here: it brings sympy, half of the time that `import skeinformer` takes beyond torch's
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    found: bool = statically_known_true(condition)
-    return found
+def count_real(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The number of real tokens of (..., n, p), (b, 1, 1); of all tokens without a mask, (1, 1, 1)."""
+    if mask is None:
+        return torch.zeros(1, 1, 1, dtype=torch.long, device=x.device) + x.shape[-2]
+    return mask.sum(-1, keepdim=True)
 
 
 def top(score: Tensor, k: int) -> Selection:
@@ -42,7 +40,7 @@ def top(score: Tensor, k: int) -> Selection:
     repeats the last index. It has no gradient.
     """
     n = score.shape[-1]
-    if exporting() and not always(n >= k):
+    if exporting() and not holds(n >= k):
         values, index = torch.nn.functional.pad(score, (0, k), value=-torch.inf).topk(k, -1)
         return Selection(index.clamp(max=n - 1), values > -torch.inf)
     values, index = score.topk(at_most(k, n), -1)

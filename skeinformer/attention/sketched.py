@@ -17,11 +17,11 @@ from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.ranges import narrow, saturated
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand, only_shapes
-from skeinformer.registry import check_choice, check_options, lookup
+from skeinformer.registry import check_options, lookup
 from skeinformer.sketch import SKETCHES, Sketch, find
 from skeinformer.sketch.base import SparseColumns
 
-Side = Literal["columns", "rows"]
+SketchedSide = Literal["columns", "rows"]
 
 
 class SketchedOptions(NamedTuple):
@@ -29,7 +29,7 @@ class SketchedOptions(NamedTuple):
 
     budget: int = 256
     sketch: str = "gaussian"
-    side: Side = "columns"
+    side: SketchedSide = "columns"
     scale: float | None = None
 
 
@@ -47,7 +47,6 @@ class Sketched(Attention):
         names = (*SketchedOptions._fields, *OF_THE_MODULE)
         own = {name: value for name, value in given.items() if name in names}
         super().__init__(**own)
-        check_choice("side", self.options.side, ("columns", "rows"))
         sketch_options = {name: value for name, value in given.items() if name not in names}
         known = self.option_names(sketch=self.options.sketch)
         check_options(f"attention 'sketched' with sketch={self.options.sketch!r}", sketch_options, known)
@@ -67,21 +66,27 @@ class Sketched(Attention):
     def attend(self, inputs: Inputs, noise: tuple[Tensor, ...]) -> tuple[Tensor, Trace]:
         query, key, value, key_mask, query_mask = inputs
         scale, given = default_scale(query, self.options.scale), query.dtype
-        dtype = statistics_dtype(query)  # weights 1/(d p_i) and sums over d columns overflow half precision
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        source, dtype = from_mask(key, value, key_mask), statistics_dtype(query)
         if self.options.side == "columns":
-            sketch = self._build(noise, key, key_mask)
-            source = from_mask(key, sketch.lift(sketch.apply(value)), key_mask)
-            return narrow(attend(query, source, scale), given), Trace()
+            return sketch_columns(query, source, self._build(noise, key, key_mask), scale), Trace()
+        source = source._replace(keys=key.to(dtype), values=value.to(dtype))
         sketch = self._build(noise, query, query_mask)
-        output = sketch_rows(query, from_mask(key, value, key_mask), query_mask, sketch, scale)
+        output = sketch_rows(query.to(dtype), source, query_mask, sketch, scale)
         return saturated(output, given).to(given), Trace()
 
     def _build(self, noise: tuple[Tensor, ...], x: Tensor, mask: Tensor | None) -> Sketch:
-        options = dict(self.sketch_options)
+        options, dtype = dict(self.sketch_options), statistics_dtype(x)
         if "log_probability" in options and mask is not None:
-            options["log_probability"] = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).where(mask, -torch.inf)
-        return self.family.build(noise, x.shape[-2], self.budget, dtype=x.dtype, **options)
+            options["log_probability"] = torch.zeros(mask.shape, dtype=dtype, device=x.device).where(mask, -torch.inf)
+        return self.family.build(noise, x.shape[-2], self.budget, dtype=dtype, **options)
+
+
+def sketch_columns(query: Tensor, source: VirtualKeys, sketch: Sketch, scale: float) -> Tensor:
+    """D^-1 A S S^T V, (b, h, n, p_v): attention over the values S S^T V."""
+    dtype = statistics_dtype(query)  # weights 1/(d p_i) and sums over d columns overflow half precision
+    values = sketch.lift(sketch.apply(source.values.to(dtype)))  # (b, h, n_k, p_v)
+    output = attend(query.to(dtype), VirtualKeys(source.keys.to(dtype), values, source.log_weight), scale)
+    return narrow(output, query.dtype)
 
 
 def sketch_rows(query: Tensor, source: VirtualKeys, query_mask: Tensor | None, sketch: Sketch, scale: float) -> Tensor:

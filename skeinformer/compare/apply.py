@@ -18,10 +18,10 @@ from skeinformer.nn.decision import MinLength, check_min_length
 from skeinformer.nn.found import check_model, of_transformers
 from skeinformer.nn.verdict import CALL, Choice, Verdict, fit, read_verdict
 
-Result = Comparison | Verdict | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | PathLike[str]
+Appliable = Comparison | Verdict | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | PathLike[str]
 
 
-def apply(model: nn.Module, result: Result | None = None, *, min_length: MinLength | None = None) -> Verdict:
+def apply(model: nn.Module, result: Appliable | None = None, *, min_length: MinLength | None = None) -> Verdict:
     """Let each attention layer of `model` attend as `result` says, in place; what was applied is returned.
 
     result: of `compare`, or its JSON: text, a path, or what was read of it; the records of `skein compare` and a
@@ -73,7 +73,7 @@ def apply_verdict(model: nn.Module, verdict: Verdict) -> Verdict:
     return verdict.of({**calls, **places})
 
 
-def read_result(result: Result) -> Verdict:
+def read_result(result: Appliable) -> Verdict:
     """The verdict in anything that `apply` takes, or an error that says what it may be."""
     if isinstance(result, Verdict):
         return result

@@ -43,7 +43,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """What an attention layer was called with."""
 
     layer: str
@@ -71,7 +71,7 @@ class Call:
         """Exact attention with the scale of the layer."""
         return Softmax(head_dim=self.query.shape[-1], scale=self.scale).eval()
 
-    def repeated(self) -> "Call":
+    def repeated(self) -> "LayerCall":
         """With keys and values for each head of the queries."""
         groups = self.query.shape[1] // self.key.shape[1]
         key, value = ((x.repeat_interleave(groups, 1) if groups > 1 else x) for x in (self.key, self.value))
@@ -96,7 +96,7 @@ class Side(Protocol):
 
     def sketched(self) -> None: ...
 
-    def watched(self, observe: Callable[[Call], None]) -> None: ...
+    def watched(self, observe: Callable[[LayerCall], None]) -> None: ...
 
 
 class Missed(NamedTuple):
@@ -119,7 +119,7 @@ class Missed(NamedTuple):
 
 
 @torch.no_grad()
-def measure_call(call: Call, plan: Plan) -> list[Record]:
+def measure_call(call: LayerCall, plan: Plan) -> list[Record]:
     """A record for the whole layer, its head None, and one for each head."""
     exact, full = call.exact(), call.repeated()
     truth, norm = exact_output(call)
@@ -163,7 +163,7 @@ def measure_call(call: Call, plan: Plan) -> list[Record]:
     ]
 
 
-def exact_output(call: Call) -> tuple[Tensor, Tensor]:
+def exact_output(call: LayerCall) -> tuple[Tensor, Tensor]:
     """Exact attention of a call, (b, h, n, p_v), and its norm, (b, h)."""
     full, dtype = call.repeated(), statistics_dtype(call.query)
     query, key, value = (x.to(dtype) for x in (full.query, full.key, full.value))
@@ -171,7 +171,7 @@ def exact_output(call: Call) -> tuple[Tensor, Tensor]:
     return truth, frobenius_error(torch.zeros_like(truth), truth, call.query_mask)
 
 
-def measure_errors(call: Call, attention: Attention, truth: Tensor, norm: Tensor) -> tuple[Missed, ...]:
+def measure_errors(call: LayerCall, attention: Attention, truth: Tensor, norm: Tensor) -> tuple[Missed, ...]:
     """The true error of the method's output, its own estimate, and the bound that it gives."""
     output, error, upper = call.certify(attention)
     true = frobenius_error(output, truth, call.query_mask)
@@ -179,7 +179,7 @@ def measure_errors(call: Call, attention: Attention, truth: Tensor, norm: Tensor
 
 
 def budgets_needed(
-    call: Call, plan: Plan, truth: Tensor, norm: Tensor, at_budget: tuple[Missed, Missed]
+    call: LayerCall, plan: Plan, truth: Tensor, norm: Tensor, at_budget: tuple[Missed, Missed]
 ) -> tuple[Needed, Needed]:
     """The smallest d whose true error meets the tolerance, and the one that the method's estimate alone would choose.
 
@@ -205,7 +205,7 @@ def budgets_needed(
     return needed, chosen
 
 
-def mean_entropy(call: Call, rows: int) -> list[float]:
+def mean_entropy(call: LayerCall, rows: int) -> list[float]:
     """The mean entropy of exact attention rows, in nats, of each head: of at most `rows` real rows of each example.
 
     log of the number of keys for flat attention, 0 for one key that has it all. Time O(rows n p).

@@ -10,7 +10,7 @@ from typing import IO
 
 from skeinformer.compare.contender import Contender, parse
 from skeinformer.compare.record import Record
-from skeinformer.compare.text import of_comparison, paragraphs, table, verdicts
+from skeinformer.compare.text import of_comparison, paragraphs, text_table, verdicts
 from skeinformer.nn.verdict import CALL, Choice, Verdict
 
 
@@ -57,7 +57,7 @@ class Comparison:
 
     def text(self, *, heads: bool = True) -> str:
         """A table of layers, and of their heads unless told otherwise; then what it says, in sentences."""
-        return f"{table(self.layers, heads=heads)}\n\n{paragraphs(self.whole, self.layers)}"
+        return f"{text_table(self.layers, heads=heads)}\n\n{paragraphs(self.whole, self.layers)}"
 
     def __str__(self) -> str:
         return self.text()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from skeinformer.attention.methods import DEFAULT
 from skeinformer.compare.contender import OFFERED, Contender, has_budget, parse
 from skeinformer.compare.inputs import call_model, real_rows, warn_of_padding
-from skeinformer.compare.layers import Call, OnLayer, Plan, Side, measure_call
+from skeinformer.compare.layers import LayerCall, OnLayer, Plan, Side, measure_call
 from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.compare.outputs import compare_outputs, tensors_of
 from skeinformer.compare.record import Record, Value, machine
@@ -86,7 +86,7 @@ def compare(
     }
     layers: list[Record] = []
 
-    def observe(call: Call) -> None:
+    def observe(call: LayerCall) -> None:
         before = [record["layer"] for record in layers if record["head"] is None]
         place: Record = {"index": len(before), "call": 1 + before.count(call.layer)}
         on_step(f"layer {len(before)}: {call.layer}")
@@ -114,7 +114,7 @@ def compare(
             sides = [Applied(model, sides, verdict_of(common, layers, left))]
         whole = compare_runs(model, inputs, sides, mask, rounds, logits)
     shown = "; ".join(f"{layer}: {reason}" for layer, reason in left.items())
-    record: Record = {"kind": "compare_model", **common, **summarize(layers), **whole, "rounds": rounds, "left": shown}
+    record: Record = {"kind": "compare_model", **common, **summary_of(layers), **whole, "rounds": rounds, "left": shown}
     result = Comparison(tuple(layers), {**record, **machine()}, left)
     if show:
         result.print()
@@ -206,7 +206,7 @@ def compare_runs(
     }
 
 
-def summarize(layers: list[Record]) -> Record:
+def summary_of(layers: list[Record]) -> Record:
     """Of all layers: how many are safe, and the d that each of them needs at most."""
     whole = [record for record in layers if record["head"] is None]
     safe, unsafe = verdicts(whole)

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from skeinformer.attention import METHODS, Attention
-from skeinformer.attention.inside import is_inside
-from skeinformer.attention.seeds import layer_seed
-from skeinformer.compare.layers import Call
+from skeinformer.compare.layers import LayerCall
+from skeinformer.kernels.inside import is_inside
 from skeinformer.nn.functional import OF_THE_CALL, Settings, decide, exactly, hashable, left_out, sketch_call
 from skeinformer.nn.scope import arguments, without
 from skeinformer.nn.shapes import as_torch, to_four
+from skeinformer.noise import layer_seed
 from skeinformer.registry import lookup
 
 
@@ -46,7 +46,7 @@ class SdpaCalls(TorchFunctionMode):
         """All calls that can be, by the method."""
         self._begin("sketched")
 
-    def watched(self, observe: Callable[[Call], None]) -> None:
+    def watched(self, observe: Callable[[LayerCall], None]) -> None:
         """Exact, and `observe` is told each call that `sketched` would sketch."""
         self._begin("watched")
         self.observe = observe
@@ -90,4 +90,4 @@ class SdpaCalls(TorchFunctionMode):
 
         query_mask = None if METHODS[settings.method].cross_attention else key_mask
         own = 1 / math.sqrt(p) if scale is None else scale
-        self.observe(Call(f"call {number}", query, key, value, key_mask, query_mask, own, make))
+        self.observe(LayerCall(f"call {number}", query, key, value, key_mask, query_mask, own, make))

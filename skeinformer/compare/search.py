@@ -19,7 +19,7 @@ from skeinformer.attention import Attention
 from skeinformer.compare.apply import apply_verdict, remembered
 from skeinformer.compare.contender import Contender, has_budget
 from skeinformer.compare.inputs import call_model
-from skeinformer.compare.layers import Call, Missed, OnLayer, Plan, Side, exact_output, measure_call
+from skeinformer.compare.layers import LayerCall, Missed, OnLayer, Plan, Side, exact_output, measure_call
 from skeinformer.compare.measure import frobenius_error
 from skeinformer.compare.record import Record
 from skeinformer.compare.sides import arranged
@@ -27,7 +27,7 @@ from skeinformer.nn.decision import AUTO, estimated_pairs, why_exact
 from skeinformer.nn.functional import EXACT, budget_and_pilots
 from skeinformer.nn.verdict import Verdict
 
-Sizes = tuple[int, int, int | None, int, int, bool, str, str]  # the arguments of `worth_sketching`
+DecisionSizes = tuple[int, int, int | None, int, int, bool, str, str]  # the arguments of `worth_sketching`
 LEAST_BUDGET = 4
 CANDIDATES = ("cluster", "skeinformer:num_pilots=32")  # unless others are named
 
@@ -47,7 +47,7 @@ class Tried:
 
 
 @torch.no_grad()
-def try_call(call: Call, contender: Contender, budget: int) -> list[Tried]:
+def try_call(call: LayerCall, contender: Contender, budget: int) -> list[Tried]:
     """The method at each of its budgets in one call, `budget` alone where it has one of its own.
 
     A budget at which the layer would be exact, because that is faster, has no error and takes as long as that.
@@ -55,7 +55,7 @@ def try_call(call: Call, contender: Contender, budget: int) -> list[Tried]:
     pairs = call.query.shape[-2] * call.key.shape[-2]
     truth, norm = exact_output(call)
     found = []
-    for sized, d in candidates(contender, budget, call.key.shape[-2]):
+    for sized, d in budgets_to_try(contender, budget, call.key.shape[-2]):
         attention = call.make(d)
         sizes = sizes_in(call, attention, contender.method)
         if why_exact(AUTO, *sizes) is not None:
@@ -66,13 +66,13 @@ def try_call(call: Call, contender: Contender, budget: int) -> list[Tried]:
     return found
 
 
-def sizes_in(call: Call, attention: Attention, method: str) -> Sizes:
+def sizes_in(call: LayerCall, attention: Attention, method: str) -> DecisionSizes:
     """What the decision goes by, without gradients."""
     n, n_k, p = call.query.shape[-2], call.key.shape[-2], call.query.shape[-1]
     return (n, n_k, *budget_and_pilots(attention), p, False, method, call.query.device.type)
 
 
-def candidates(contender: Contender, budget: int, keys: int) -> list[tuple[Contender, int]]:
+def budgets_to_try(contender: Contender, budget: int, keys: int) -> list[tuple[Contender, int]]:
     """The contender at each budget below the number of keys, with it among its options, and that budget."""
     if not has_budget(contender):
         return [(contender, budget)]
@@ -80,7 +80,7 @@ def candidates(contender: Contender, budget: int, keys: int) -> list[tuple[Conte
     return [(Contender(contender.method, tuple(sorted((*contender.options, ("budget", d))))), d) for d in sizes]
 
 
-def choose(calls: Sequence[Sequence[Tried]], tolerance: float) -> Contender | None:
+def least_time(calls: Sequence[Sequence[Tried]], tolerance: float) -> Contender | None:
     """What all calls of a layer attend by, or None for exactly; by the rule above.
 
     calls: what was tried in each call of the layer, in the same order.
@@ -98,7 +98,7 @@ def choose(calls: Sequence[Sequence[Tried]], tolerance: float) -> Contender | No
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What a search has found."""
 
     chosen: dict[str, Contender] = field(default_factory=dict)
@@ -110,21 +110,26 @@ class Found:
 
 
 def search_layers(
-    model: nn.Module, inputs: Any, contenders: Sequence[tuple[Contender, int]], plan: Plan, seed: int, on_step: OnLayer
-) -> Found:
+    model: nn.Module,
+    inputs: Any,
+    contenders: Sequence[tuple[Contender, int]],
+    plan: Plan,
+    seed: int,
+    on_step: OnLayer,
+) -> SearchResult:
     """Try every contender in every call of the model, in one pass each, and choose for each layer."""
     tried: dict[str, dict[int, list[Tried]]] = {}
-    found = Found()
+    found = SearchResult()
     for contender, d in contenders:
 
-        def observe(call: Call, number: int, contender: Contender = contender, d: int = d) -> None:
+        def observe(call: LayerCall, number: int, contender: Contender = contender, d: int = d) -> None:
             on_step(f"{contender.label}, {call.layer}")
             found.order.setdefault((call.layer, number), len(found.order))
             tried.setdefault(call.layer, {}).setdefault(number, []).extend(try_call(call, contender, d))
 
         found.left |= passed(model, inputs, contender, d, seed, observe)
     exact = Contender(EXACT)
-    found.chosen = {layer: choose(list(calls.values()), plan.tolerance) or exact for layer, calls in tried.items()}
+    found.chosen = {layer: least_time(list(calls.values()), plan.tolerance) or exact for layer, calls in tried.items()}
     found.left = {layer: reason for layer, reason in found.left.items() if layer not in tried}
     return found
 
@@ -133,7 +138,7 @@ def measure_chosen(
     model: nn.Module,
     inputs: Any,
     contenders: Sequence[tuple[Contender, int]],
-    found: Found,
+    found: SearchResult,
     plan: Plan,
     seed: int,
     on_step: OnLayer,
@@ -142,7 +147,7 @@ def measure_chosen(
     records: dict[tuple[str, int], list[Record]] = {}
     for contender, d in contenders:
 
-        def observe(call: Call, number: int, contender: Contender = contender, d: int = d) -> None:
+        def observe(call: LayerCall, number: int, contender: Contender = contender, d: int = d) -> None:
             chosen, place = found.chosen[call.layer], (call.layer, number)
             own = of_contender(chosen, contender)
             if place in records or not (own or chosen.method == EXACT):
@@ -158,7 +163,7 @@ def measure_chosen(
     return [record for place in sorted(records, key=found.order.__getitem__) for record in records[place]]
 
 
-def as_exact(call: Call) -> Call:
+def as_exact(call: LayerCall) -> LayerCall:
     """The call by exact attention at any budget."""
     exact = call.exact()
 
@@ -169,7 +174,12 @@ def as_exact(call: Call) -> Call:
 
 
 def passed(
-    model: nn.Module, inputs: Any, contender: Contender, budget: int, seed: int, observe: Callable[[Call, int], None]
+    model: nn.Module,
+    inputs: Any,
+    contender: Contender,
+    budget: int,
+    seed: int,
+    observe: Callable[[LayerCall, int], None],
 ) -> Mapping[str, str]:
     """Run the model exactly, and tell each call of a layer that the contender could take, with its number in the layer.
 
@@ -177,7 +187,7 @@ def passed(
     """
     numbers: Counter[str] = Counter()
 
-    def counted(call: Call) -> None:
+    def counted(call: LayerCall) -> None:
         numbers[call.layer] += 1
         observe(call, numbers[call.layer])
 
@@ -208,7 +218,7 @@ class Applied:
         self.exact()
         apply_verdict(self.model, self.verdict)
 
-    def watched(self, observe: Callable[[Call], None]) -> None:
+    def watched(self, observe: Callable[[LayerCall], None]) -> None:
         """Nothing is left to be watched."""
         raise AssertionError("a verdict is applied after its layers were measured")
 

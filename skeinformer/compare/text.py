@@ -14,7 +14,7 @@ SEARCH = "search"  # the method of a comparison in which each layer has its own
 SETTINGS = ("model", "text", "method", "options", "budget", "tolerance", "seed", "started")
 
 
-class Column(NamedTuple):
+class TextColumn(NamedTuple):
     """A heading of two lines, and how a record shows below it."""
 
     heading: tuple[str, str]
@@ -22,22 +22,22 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column(("", "head"), lambda r: "all" if r.get("head") is None else str(r.get("head"))),
-    Column(("true", "error"), lambda r: number(r.get("error"))),
-    Column(("est.", "error"), lambda r: number(r.get("estimate"))),
-    Column(("", "bound"), lambda r: bound(r.get("bound"))),
-    Column(("", "nats"), lambda r: decimals(r.get("entropy"))),
-    Column(("exact", "ms"), lambda r: milliseconds(r.get("seconds_exact"))),
-    Column(("sketch", "ms"), lambda r: milliseconds(r.get("seconds_sketched"))),
-    Column(("time", "ratio"), lambda r: number(r.get("ratio"))),
-    Column(("", "safe"), lambda r: "yes" if r.get("safe") else "no"),
-    Column(("d", "needed"), lambda r: count(r.get("budget_needed"))),
-    Column(("d by", "est."), lambda r: count(r.get("budget_estimated"))),
+    TextColumn(("", "head"), lambda r: "all" if r.get("head") is None else str(r.get("head"))),
+    TextColumn(("true", "error"), lambda r: number(r.get("error"))),
+    TextColumn(("est.", "error"), lambda r: number(r.get("estimate"))),
+    TextColumn(("", "bound"), lambda r: bound(r.get("bound"))),
+    TextColumn(("", "nats"), lambda r: decimals(r.get("entropy"))),
+    TextColumn(("exact", "ms"), lambda r: milliseconds(r.get("seconds_exact"))),
+    TextColumn(("sketch", "ms"), lambda r: milliseconds(r.get("seconds_sketched"))),
+    TextColumn(("time", "ratio"), lambda r: number(r.get("ratio"))),
+    TextColumn(("", "safe"), lambda r: "yes" if r.get("safe") else "no"),
+    TextColumn(("d", "needed"), lambda r: count(r.get("budget_needed"))),
+    TextColumn(("d by", "est."), lambda r: count(r.get("budget_estimated"))),
 )
-SEARCHED = (*COLUMNS[:-3], Column(("attends", "by"), lambda r: attends_by(r)))
+SEARCHED = (*COLUMNS[:-3], TextColumn(("attends", "by"), lambda r: attends_by(r)))
 
 
-def table(layers: Sequence[Record], *, heads: bool = True) -> str:
+def text_table(layers: Sequence[Record], *, heads: bool = True) -> str:
     """A row for each layer, and for each of its heads if told: aligned, at most 80 columns wide.
 
     Names are never cut. Where they do not fit, what all of them share is said once, above the table; a name that is

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from skeinformer.attention import Attention
 from skeinformer.attention.exact import Softmax
-from skeinformer.compare.layers import Call
+from skeinformer.compare.layers import LayerCall
 from skeinformer.nn.applied import make_layers_exact
 from skeinformer.nn.attention import MultiheadAttention, build_attention
 from skeinformer.nn.convert import attention_layers, convert
@@ -31,7 +31,7 @@ class TorchLayers:
         """All layers that `convert` takes by the method."""
         self.left = dict(convert(self.model, self.method, min_length=0, **self.options).left)
 
-    def watched(self, observe: Callable[[Call], None]) -> None:
+    def watched(self, observe: Callable[[LayerCall], None]) -> None:
         """Exact, and `observe` is told each call of a layer that `sketched` would sketch."""
         self.sketched()
         for name, layer in attention_layers(self.model)[0].items():
@@ -49,7 +49,7 @@ class Watched(nn.Module):
         layer: MultiheadAttention,
         method: str,
         options: dict[str, Any],
-        observe: Callable[[Call], None],
+        observe: Callable[[LayerCall], None],
     ) -> None:
         super().__init__()
         seed, scale = layer.attention.seed, options.get("scale")
@@ -69,6 +69,6 @@ class Watched(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, key_mask: Tensor | None, query_mask: Tensor | None
     ) -> Tensor:
-        self.observe(Call(self.name, query, key, value, key_mask, query_mask, self.scale, self.make))
+        self.observe(LayerCall(self.name, query, key, value, key_mask, query_mask, self.scale, self.make))
         output: Tensor = self.exact(query, key, value, key_mask=key_mask, query_mask=query_mask)
         return output

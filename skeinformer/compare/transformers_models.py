@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer.attention import METHODS, Attention
-from skeinformer.compare.layers import Call
+from skeinformer.compare.layers import LayerCall
 from skeinformer.huggingface.applied import implementations, outermost
 from skeinformer.huggingface.interface import attention_forward, exact_forward, masks_of, sizes_of_call
-from skeinformer.huggingface.rules import padding_mask, refuse, why_layer_is_exact
+from skeinformer.huggingface.rules import padding_mask, refuse_call, why_layer_is_exact
 from skeinformer.huggingface.settings import LayerSettings
 from skeinformer.huggingface.stack import layer_number
 from skeinformer.nn.functional import hashable, left_out
@@ -47,7 +47,7 @@ class TransformersLayers:
         AttentionInterface.register(SKETCHED, partial(attention_forward, self.settings))
         self._set(SKETCHED)
 
-    def watched(self, observe: Callable[[Call], None]) -> None:
+    def watched(self, observe: Callable[[LayerCall], None]) -> None:
         """Exact, and `observe` is told each call of a layer that `sketched` would sketch."""
         AttentionInterface.register(WATCHED, partial(self._watch, observe))
         self._set(WATCHED)
@@ -59,7 +59,7 @@ class TransformersLayers:
 
     def _watch(
         self,
-        observe: Callable[[Call], None],
+        observe: Callable[[LayerCall], None],
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -72,7 +72,7 @@ class TransformersLayers:
     ) -> tuple[Tensor, None]:
         for option in self.settings.option_names & kwargs.keys():
             raise ValueError(f"the model is called with {option!r}, an option of the method; give it to compare itself")
-        refuse(self.settings, query, key, attention_mask, kwargs)
+        refuse_call(self.settings, query, key, attention_mask, kwargs)
         name, sizes = self.names.get(module, type(module).__name__), sizes_of_call(self.settings, ())
         reason = why_layer_is_exact(self.settings, sizes, module, query, key, attention_mask, is_causal, kwargs)
         if reason is not None:
@@ -86,7 +86,7 @@ class TransformersLayers:
                 return sized.build((), p, scaling, layer).eval()
 
             scale = 1 / math.sqrt(p) if scaling is None else scaling
-            observe(Call(name, query, key, value, masks["key_mask"], masks["query_mask"], scale, make))
+            observe(LayerCall(name, query, key, value, masks["key_mask"], masks["query_mask"], scale, make))
         rest = {"scaling": scaling, "dropout": dropout, "is_causal": is_causal, **kwargs}
         return exact_forward(module, query, key, value, attention_mask, rest), None
 

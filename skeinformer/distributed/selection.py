@@ -36,7 +36,7 @@ def candidates(score: Tensor, k: int) -> Candidates:
     return Candidates(F.pad(values, (0, missing), value=-torch.inf), F.pad(index, (0, missing)))
 
 
-def choose(every: Tensor, own: Candidates, rank: int) -> Chosen:
+def choose_rows(every: Tensor, own: Candidates, rank: int) -> Chosen:
     """The k best of what every rank offers, (R, b, h, k): the same on all ranks but for `row` and `mine`."""
     k = own.score.shape[-1]
     values, slot = in_a_row(every[..., None])[..., 0].topk(k, -1)

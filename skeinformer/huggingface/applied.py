@@ -90,7 +90,7 @@ def unshare(model: PreTrainedModel) -> None:
                 vars(module)[name] = copy.deepcopy(value, memo)
 
 
-class Name:
+class AttentionName:
     """What a configuration says of the attention now. Its deep copy, of which transformers makes a file, is the text.
 
     In a copy of the whole configuration it is the name of that one.
@@ -101,13 +101,13 @@ class Name:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo.get(id(self.config))
-        return as_saved(names_in(self.config)) if copied is None else Name(copied)
+        return as_saved(names_in(self.config)) if copied is None else AttentionName(copied)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Name) and names_in(other.config) == names_in(self.config)
+        return isinstance(other, AttentionName) and names_in(other.config) == names_in(self.config)
 
     def __hash__(self) -> int:
-        return hash(Name)
+        return hash(AttentionName)
 
     def __repr__(self) -> str:
         return repr(names_in(self.config))
@@ -122,7 +122,7 @@ def as_saved(names: Any) -> Any:
 
 def keep_name(model: PreTrainedModel) -> None:
     """Let `config.json` have the name of the attention, which transformers leaves out."""
-    setattr(model.config, NAME_IN_CONFIG, Name(model.config))
+    setattr(model.config, NAME_IN_CONFIG, AttentionName(model.config))
 
 
 def make_model_exact(model: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from skeinformer.huggingface.rules import CAUSAL, as_padding, attends_elsewhere, refuse, why_layer_is_exact
+from skeinformer.huggingface.rules import CAUSAL, as_padding, attends_elsewhere, refuse_call, why_layer_is_exact
 from skeinformer.huggingface.settings import LayerSettings
 from skeinformer.huggingface.stack import layer_number
 from skeinformer.kernels.choice import first_derivative
@@ -39,7 +39,7 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """(b, n, h, p_v), and None for the weights, which are never formed."""
     given = tuple((name, hashable(kwargs.pop(name))) for name in settings.option_names if name in kwargs)
-    refuse(settings, query, key, attention_mask, kwargs)
+    refuse_call(settings, query, key, attention_mask, kwargs)
     sizes = sizes_of_call(settings, given)
     reason = why_layer_is_exact(settings, sizes, module, query, key, attention_mask, is_causal, kwargs)
     if not torch.compiler.is_compiling():

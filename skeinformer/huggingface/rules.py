@@ -19,7 +19,7 @@ from skeinformer.nn.kept import constant_of_a_graph
 from skeinformer.registry import check_options
 
 # arguments that a model hands to its attention and that do not change what attention computes; what is neither here nor
-# among those that `refuse` and `why_layer_is_exact` look at is refused, as one of UNKNOWN_TO_SDPA would be
+# among those that `refuse_call` and `why_layer_is_exact` look at is refused, as one of UNKNOWN_TO_SDPA would be
 HARMLESS = {
     # of the call of a model, which many hand on as they are
     *("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "special_tokens_mask", "labels"),
@@ -88,7 +88,7 @@ def padding_mask(
     return sdpa_mask(**options)
 
 
-def refuse(
+def refuse_call(
     settings: LayerSettings, query: Tensor, key: Tensor, attention_mask: Tensor | None, kwargs: Mapping[str, Any]
 ) -> None:
     """Raise a ValueError for what neither a sketch nor transformers' exact kernel computes."""

@@ -24,7 +24,7 @@ def save_pretrained(model: Any, folder: str | PathLike[str], **options: Any) -> 
         model.save_pretrained(folder, **options)
         return
     names = names_in(model.config)
-    settings = {name: arguments(REGISTERED[name]) for name in sorted(flat(names) & REGISTERED.keys())}
+    settings = {name: register_arguments(REGISTERED[name]) for name in sorted(flat(names) & REGISTERED.keys())}
     if not settings:
         raise ValueError(f"the model's attention is {names!r}, which is not of register(); use model.save_pretrained")
     json.dumps(settings)  # raises for what a file cannot hold, before there is one
@@ -74,7 +74,7 @@ def register_saved(name: str, own: Any, place: str) -> None:
         raise ValueError(f"{place}, {name!r} holds the settings of {', '.join(names)}")
 
 
-def arguments(settings: LayerSettings) -> dict[str, Any]:
+def register_arguments(settings: LayerSettings) -> dict[str, Any]:
     """The arguments of `register` for these settings; a budget of None as the number that it is today."""
     return {
         "method": settings.method,

@@ -5,10 +5,10 @@ from functools import cache
 from typing import Any
 
 from skeinformer.attention import METHODS, Attention, Method, build
-from skeinformer.attention.seeds import layer_seed
 from skeinformer.distributed.group import Group
 from skeinformer.nn.decision import AUTO, MinLength
 from skeinformer.nn.functional import OF_THE_CALL, Given, left_out
+from skeinformer.noise import layer_seed
 
 SKEINFORMER = "skeinformer"
 

@@ -6,7 +6,7 @@ autograd where the fast form has no gradient.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -114,6 +114,7 @@ def holds(condition: bool) -> bool:
     """A condition on sizes; in a program that is exported for many lengths, whether it holds at all of them."""
     if not torch.compiler.is_exporting():
         return condition
+    # imported here: it brings sympy, half of the time that `import skeinformer` takes beyond torch's
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
@@ -127,6 +128,15 @@ def recorded(*tensors: Tensor) -> bool:
 def statistics_dtype(x: Tensor) -> torch.dtype:
     """The precision of log weights, probabilities and errors: float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off: inputs of a method have been cast already, and statistics keep their precision.
+
+    A graph says so even where it is off already: it may run where it is on.
+    """
+    on = torch.amp.is_autocast_available(device.type) and (watched() or torch.is_autocast_enabled(device.type))
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def by_hand(query: Tensor, value: Tensor) -> bool:

@@ -280,11 +280,11 @@ def _with_columns(
     if abs(scale) < SMALLEST_SCALE:
         query, scale = query * (8 * scale), 1 / 8
     unit = UNIT if scale > 0 else -UNIT
-    parts = split(log_weight.float().div(scale * unit).clamp(min=LEAST), keys.dtype, count)  # (..., m, count)
+    parts = halves_of(log_weight.float().div(scale * unit).clamp(min=LEAST), keys.dtype, count)  # (..., m, count)
     return F.pad(query, (0, count), value=unit), torch.cat([keys, parts.expand(*keys.shape[:-1], -1)], -1), scale
 
 
-def split(x: Tensor, dtype: torch.dtype, count: int) -> Tensor:
+def halves_of(x: Tensor, dtype: torch.dtype, count: int) -> Tensor:
     """x as the sum of `count` numbers of half precision: (...) -> (..., count).
 
     Digits are cut off as bits: of a number that is rounded and taken back a compiler keeps the original.

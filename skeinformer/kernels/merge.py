@@ -91,7 +91,7 @@ class Merged(NamedTuple):
     estimate: Estimate | None = None
 
 
-class Plan(NamedTuple):
+class MergePlan(NamedTuple):
     """Merged attention that is still to be computed."""
 
     query: Tensor  # (b, h, n, p)
@@ -107,7 +107,7 @@ class Plan(NamedTuple):
     """Where R is exact and its derivative taken."""
 
 
-def attend_merged(plan: Plan) -> tuple[Tensor, Any]:
+def attend_merged(plan: MergePlan) -> tuple[Tensor, Any]:
     """Attention over what `make` makes of key and value, and what `make` says beside it: (b, h, n, p_v).
 
     Gradients reach query, key and value: by hand, from what was drawn, or else by autograd through `make`.
@@ -132,7 +132,7 @@ def attend_merged(plan: Plan) -> tuple[Tensor, Any]:
 
 
 @torch.no_grad()
-def merged_of(plan: Plan) -> tuple[Merged, Any]:
+def merged_of(plan: MergePlan) -> tuple[Merged, Any]:
     """What `make` makes of key and value, without their gradients."""
     made, said = plan.make(plan.key, plan.value)
     if made.virtual.slope is not None:

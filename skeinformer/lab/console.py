@@ -1,20 +1,14 @@
-"""What a command shows in a terminal, and in a pipe: progress, tables that fill, tables printed whole."""
+"""Tables and text as a command prints them, in a terminal and in a pipe; `progress.py` has what changes."""
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.console import Console, Group, JustifyMethod
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, JustifyMethod
 from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
-
-from skeinformer.lab.measure.work import OnStep
-from skeinformer.lab.records import Record
 
 GAP = 2  # between columns
 # headings of columns that hold words: they begin at the left
@@ -104,113 +98,3 @@ def wrapped(text: str, console: Console) -> str:
     if not console.is_terminal:
         return text
     return textwrap.fill(text, console.width, break_long_words=False, break_on_hyphens=False)
-
-
-def say(console: Console, text: str) -> None:
-    """Print a line as it is."""
-    console.print(text, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def progress(console: Console) -> Iterator[Callable[[str], OnStep]]:
-    """A function that begins a part of the run, and returns one that shows what is under way and the share done.
-
-    In a terminal a bar, with the detail on a line of its own; elsewhere a line for every place.
-    """
-    if not console.is_terminal:
-        yield lambda part: _lines(console, part)
-        return
-    with Live(console=console, transient=True) as live:
-
-        def begin(part: str) -> OnStep:
-            title = TextColumn("{task.description}", markup=False)
-            columns = (title, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-            bar = Progress(*columns, console=console, speed_estimate_period=600)
-            task = bar.add_task(part, total=1.0)
-
-            def update(detail: str, done: float) -> None:
-                bar.update(task, completed=done)
-                live.update(Group(bar, Text(detail, no_wrap=True, overflow="ellipsis")))
-
-            return update
-
-        yield begin
-
-
-def _lines(console: Console, part: str) -> OnStep:
-    last = ""
-
-    def line(detail: str, done: float) -> None:
-        nonlocal last
-        place = detail.partition(":")[0]
-        if place != last:
-            last = place
-            say(console, f"{part} {done:4.0%} {place}".strip())
-
-    return line
-
-
-class Filling:
-    """Records as they come. In a terminal: tables that fill row by row above a progress bar.
-
-    `tables` shows all records so far; of two with the same `key` the later stays. Without a `live` display, in a pipe:
-    a line at the start of every place, and `line` of each record where it has one.
-    """
-
-    def __init__(
-        self,
-        console: Console,
-        tables: Callable[[Sequence[Record]], Iterable[Table]],
-        line: Callable[[Record], str],
-        key: Callable[[Record], object],
-        live: Live | None = None,
-    ) -> None:
-        self.console, self.tables, self.line, self.key, self.live = console, tables, line, key, live
-        self.rows: dict[object, Record] = {}
-        self.place = ""
-        self.progress = Progress(
-            BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
-        )
-        self.task = self.progress.add_task("", total=1.0)
-
-    def step(self, detail: str, done: float) -> None:
-        """What is under way, and the share done."""
-        place = detail.partition(":")[0]
-        self.progress.update(self.task, description=detail, completed=done)
-        if self.live is None and place != self.place:
-            say(self.console, detail)
-        self.place = place
-        self.show(self.progress)
-
-    def row(self, record: Record) -> None:
-        """A record has come."""
-        self.rows[self.key(record)] = record
-        if self.live is None and (line := self.line(record)):
-            say(self.console, line)
-        self.show(self.progress)
-
-    def note(self, text: str) -> None:
-        """A line that stays."""
-        say(self.console, text)
-
-    def show(self, *below: Progress) -> None:
-        """Draw what there is, where there is a terminal."""
-        if self.live is not None:
-            self.live.update(Group(*self.tables(list(self.rows.values())), *below), refresh=True)
-
-
-@contextmanager
-def filling(
-    console: Console,
-    tables: Callable[[Sequence[Record]], Iterable[Table]],
-    line: Callable[[Record], str],
-    key: Callable[[Record], object],
-) -> Iterator[Filling]:
-    """A display of records; in a terminal the tables are what stays."""
-    if not console.is_terminal:
-        yield Filling(console, tables, line, key)
-        return
-    with Live(console=console, refresh_per_second=4) as live:
-        display = Filling(console, tables, line, key, live)
-        yield display
-        display.show()

@@ -19,7 +19,6 @@ from torch.nn.utils import parametrize
 from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.inputs import DTYPES
 from skeinformer.attention.methods import DEFAULT, no_group
-from skeinformer.attention.seeds import layer_seed
 from skeinformer.distributed.group import Group
 from skeinformer.nn.attention import (
     DropoutNotice,
@@ -34,6 +33,7 @@ from skeinformer.nn.calls import forget_calls
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length
 from skeinformer.nn.encoder import change_encoders, restore_encoders
 from skeinformer.nn.found import check_model, other_ways
+from skeinformer.noise import layer_seed
 from skeinformer.registry import check_flag, lookup
 
 Filter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None

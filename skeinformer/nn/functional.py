@@ -14,15 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention, build
-from skeinformer.attention.inputs import clear_padding, no_autocast, prepare
-from skeinformer.attention.inside import set_inside
+from skeinformer.attention.inputs import clear_padding, prepare
 from skeinformer.attention.methods import DEFAULT
-from skeinformer.attention.seeds import layer_seed
-from skeinformer.kernels.choice import first_derivative, recorded
+from skeinformer.kernels.choice import first_derivative, no_autocast, recorded
+from skeinformer.kernels.inside import inside
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
 from skeinformer.nn.kept import KEPT, constant_of_a_graph, keep
 from skeinformer.nn.shapes import Four, as_torch, padding_of, to_four, unusual
-from skeinformer.noise import from_seed
+from skeinformer.noise import from_seed, layer_seed
 from skeinformer.registry import check_options, lookup
 
 Given = tuple[tuple[str, Any], ...]
@@ -200,15 +199,12 @@ def exactly(
     enable_gqa: bool,
 ) -> Tensor:
     """By torch; a `sketched` around us leaves it as it is."""
-    before = set_inside(True)
-    try:
+    with inside():
         return first_derivative(
             F.scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         )
-    finally:
-        set_inside(before)
 
 
 def exact_with_masks(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass
-class Row:
+class AlikeCalls:
     """Calls that are alike: their number, and the error of those that were measured."""
 
     calls: int = 0
@@ -24,7 +24,7 @@ class Report:
     """What was done with every call of `scaled_dot_product_attention`. Printing it shows all of it."""
 
     title: str
-    rows: dict[tuple[str | None, tuple[int, ...], int], Row] = field(default_factory=dict)
+    rows: dict[tuple[str | None, tuple[int, ...], int], AlikeCalls] = field(default_factory=dict)
     """By reason, None for what was sketched, shape of the query and number of keys; in the order of the first call."""
     compiled: int = 0
     """Calls in graphs that were compiled meanwhile, whose runs are not counted."""
@@ -59,7 +59,7 @@ class Report:
     def add(self, reason: str | None, query: tuple[int, ...], keys: int, error: Tensor | None = None) -> None:
         """Count one call."""
         with self.lock:
-            row = self.rows.setdefault((reason, query, keys), Row())
+            row = self.rows.setdefault((reason, query, keys), AlikeCalls())
             row.calls += 1
             if error is not None:
                 row.error = (row.error * row.measured + float(error.mean())) / (row.measured + 1)

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from skeinformer.attention.inside import is_inside
 from skeinformer.attention.methods import DEFAULT
+from skeinformer.kernels.inside import is_inside
 from skeinformer.nn.decision import AUTO, MinLength
 from skeinformer.nn.functional import Settings, decide, exactly, hashable, settings_of, sketch_call
 from skeinformer.nn.kept import constant_of_a_graph

@@ -130,7 +130,7 @@ def check_argument(operation: str, x: Tensor, letter: str, size: int, held: Tens
         )
 
 
-def check_noise(noise: tuple[Tensor, ...], *shapes: tuple[int, ...]) -> None:
+def check_sketch_noise(noise: tuple[Tensor, ...], *shapes: tuple[int, ...]) -> None:
     """Raise a ValueError unless the noise consists of tensors of shape (..., *shape), one for each shape."""
     if len(noise) != len(shapes):
         raise ValueError(f"expected {len(shapes)} noise tensors, got {len(noise)}; draw them with this family's noise")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skeinformer import noise as noises
 from skeinformer.noise import Rand
-from skeinformer.sketch.base import Sketch, accumulation_dtype, check_argument, check_noise
+from skeinformer.sketch.base import Sketch, accumulation_dtype, check_argument, check_sketch_noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ def rademacher(noise: tuple[Tensor, ...], n: int, d: int, *, dtype: torch.dtype)
 def _sub_gaussian(
     noise: tuple[Tensor, ...], n: int, d: int, entries: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> DenseSketch:
-    check_noise(noise, (n, d))
+    check_sketch_noise(noise, (n, d))
     return DenseSketch(
         n, d, (entries(noise[0]).to(torch.promote_types(dtype, noise[0].dtype)) / math.sqrt(d)).to(dtype)
     )

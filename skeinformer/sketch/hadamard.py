@@ -13,7 +13,14 @@ from torch.nn import functional as F
 
 from skeinformer import noise as noises
 from skeinformer.noise import Rand
-from skeinformer.sketch.base import Sketch, accumulation_dtype, check_argument, check_noise, gather_sum, scatter_sum
+from skeinformer.sketch.base import (
+    Sketch,
+    accumulation_dtype,
+    check_argument,
+    check_sketch_noise,
+    gather_sum,
+    scatter_sum,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +62,7 @@ def srht(noise: tuple[Tensor, ...], n: int, d: int, *, dtype: torch.dtype) -> Ha
     applying O(n log n p).
     """
     length = padded_length(n)
-    check_noise(noise, (n,), (length,))
+    check_sketch_noise(noise, (n,), (length,))
     order = noise[1].topk(min(d, length), dim=-1).indices
     index = order[..., torch.arange(d, device=order.device) % length, None]  # (..., d, 1)
     weight = torch.full_like(index, 1 / math.sqrt(d), dtype=dtype)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from skeinformer import noise as noises
 from skeinformer.noise import Rand
 from skeinformer.registry import check_count
-from skeinformer.sketch.base import SparseColumns, check_noise
+from skeinformer.sketch.base import SparseColumns, check_sketch_noise
 
 
 def subsampling_noise(rand: Rand, n: int, d: int, *, log_probability: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -31,7 +31,7 @@ def subsampling(
     Definition 1 of Chen et al. (2022). Drawing costs O(n + d log n), or O(d) for uniform p; applying gathers
     d rows, O(d p).
     """
-    check_noise(noise, (d,))
+    check_sketch_noise(noise, (d,))
     index, probability = with_replacement(noise[0], n, log_probability)
     weight = _reciprocal_sqrt(d * probability).to(dtype)
     return SparseColumns(n, d, index[..., None], weight[..., None])
@@ -60,7 +60,7 @@ def accumulative(
     Gaussian matrix. Applying costs O(d m p).
     """
     check_count("accumulations", accumulations)
-    check_noise(noise, (d, accumulations), (d, accumulations))
+    check_sketch_noise(noise, (d, accumulations), (d, accumulations))
     index, probability = with_replacement(noise[0].flatten(-2), n, log_probability)
     index = index.reshape(*index.shape[:-1], d, accumulations)
     probability = probability.reshape(index.shape)  # (..., d, m)
@@ -84,7 +84,7 @@ def subsampling_without(
     and unbiased. When d is at least the number of rows with p_i > 0, it is exactly the identity on them and the columns
     left over are zero. The variance is finite for d >= 2. Drawing costs O(n log d), applying O(d p).
     """
-    check_noise(noise, (n,))
+    check_sketch_noise(noise, (n,))
     index, chance = without_replacement(noise[0], n, d, log_probability)
     return SparseColumns(n, d, index[..., None], _reciprocal_sqrt(chance).to(dtype)[..., None])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from skeinformer import noise as noises
 from skeinformer.noise import Rand
 from skeinformer.registry import check_count
-from skeinformer.sketch.base import SparseColumns, SparseRows, check_noise
+from skeinformer.sketch.base import SparseColumns, SparseRows, check_sketch_noise
 
 TRUNCATION = 1e-9  # the largest probability that a very sparse S has a column with more non-zeros than slots
 
@@ -33,7 +33,7 @@ def sparse_embedding(
     """
     check_count("num_nonzeros", num_nonzeros)
     s = min(num_nonzeros, d)
-    check_noise(noise, (n, s), (n, s))
+    check_sketch_noise(noise, (n, s), (n, s))
     weight = noises.sign(noise[1]).to(dtype) / math.sqrt(s)
     return SparseRows(n, d, distinct_integers(noise[0], d), weight)
 
@@ -71,7 +71,7 @@ def very_sparse(
     """
     density = _check_density(n, density)
     slots = num_slots(n, d, density)
-    check_noise(noise, (slots, d), (slots, d))
+    check_sketch_noise(noise, (slots, d), (slots, d))
     decay = math.log1p(-density) if density < 1 else -math.inf
     gap = torch.floor(torch.log(noise[0].double()) / decay) + 1  # (..., slots, d), P(gap > k) = (1 - density)^k
     row = gap.cumsum(-2) - 1

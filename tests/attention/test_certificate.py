@@ -12,7 +12,7 @@ from torch import Tensor
 from skeinformer import SkeinNoise, build, cluster_attention, skein_attention
 from skeinformer.attention.certificate import BOUND, WIDER, bound_of_mean, estimate_error
 from skeinformer.attention.checks import alone, draw_checks, row_mass
-from skeinformer.attention.inputs import FOR_CHECKS, prepare, settle_noise
+from skeinformer.attention.inputs import FOR_CHECKS, Passed, prepare, settle_noise
 from skeinformer.noise import from_seed
 from tests.helpers import DTYPES, copies, dense_exact, generator, lengths_mask, random_mask, relative_error, tensors
 
@@ -307,7 +307,9 @@ def test_check_rows_do_not_depend_on_the_noise_that_is_given() -> None:
     """The first numbers of seed 0 as noise: check rows by the same numbers would be those that the pilots leave."""
     q, k, v = (x.detach() for x in tensors(1, 1, 400))
     noise = from_seed((1, 1), 0)(400)
-    ours = settle_noise(lambda q, k, rand: (rand(400),), prepare(q, k, v), (noise,))[1](400)
+    ours = settle_noise(
+        lambda q, k, rand: (rand(400),), prepare(q, k, v), Passed(q, k, v, None, None, (noise,), None, None)
+    )[1](400)
     ranks, others = (x[0, 0].argsort().argsort().double() for x in (noise, ours))
     assert abs(torch.corrcoef(torch.stack([ranks, others]))[0, 1]) < 0.2
 

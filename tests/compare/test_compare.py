@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import skeinformer
 from skeinformer import build, compare, convert
-from skeinformer.attention.seeds import layer_seed
 from skeinformer.compare import Comparison
-from skeinformer.compare.measure import relative_error
 from skeinformer.compare.record import Record
+from skeinformer.lab.measure.errors import relative_error
 from skeinformer.lab.records import check
+from skeinformer.noise import layer_seed
 from tests.helpers import lengths_mask
 from tests.nn.test_convert import encoder, padded_input, snapshot
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from skeinformer import apply, compare
 from skeinformer.compare.contender import Contender, parse
-from skeinformer.compare.search import Tried, candidates, choose
+from skeinformer.compare.search import Tried, budgets_to_try, least_time
 from skeinformer.nn.decision import estimated_pairs, worth_sketching
 
 
@@ -31,19 +31,19 @@ def tried(spec: str, error: float, pairs: int, exact: int = 100) -> Tried:
     ],
 )
 def test_the_rule(calls: list[list[Tried]], chosen: str | None) -> None:
-    found = choose(calls, 0.3)
+    found = least_time(calls, 0.3)
     assert (None if found is None else found.spec) == chosen
 
 
 def test_budgets_that_are_tried() -> None:
     def budgets(spec: str, keys: int) -> list[int]:
-        return [d for _, d in candidates(parse(spec), 16, keys)]
+        return [d for _, d in budgets_to_try(parse(spec), 16, keys)]
 
     assert budgets("cluster", 64) == [4, 8, 16, 32]
     assert budgets("cluster", 65) == [4, 8, 16, 32, 64]
     assert budgets("cluster:budget=48", 64) == [16]  # its own, as it is told
     assert budgets("vmean", 64) == [16]
-    sized, _ = candidates(Contender("cluster", (("num_pilots", 8),)), 16, 5)[0]
+    sized, _ = budgets_to_try(Contender("cluster", (("num_pilots", 8),)), 16, 5)[0]
     assert sized.spec == "cluster:budget=4,num_pilots=8"
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from skeinformer.compare import Comparison
 from skeinformer.compare.record import Record
-from skeinformer.compare.text import SETTINGS, sentences, shared_name, table
+from skeinformer.compare.text import SETTINGS, sentences, shared_name, text_table
 
 COMMON: Record = {
     "model": "BertModel",
@@ -89,7 +89,7 @@ def test_a_layer_of_several_calls_is_named_once_and_safe_if_every_call_is() -> N
     found = sentences(whole(), calls)
     assert "Error of at most 0.300 at d = 64: safe: layer.1; not safe: layer.0." in found
     assert "(16 for layer.1; 32 for layer.0; 512 for layer.0 (call 2))" in found[3]
-    assert [line[:10].rstrip() for line in table(calls, heads=False).splitlines()[2:]] == [
+    assert [line[:10].rstrip() for line in text_table(calls, heads=False).splitlines()[2:]] == [
         "layer.0",
         "layer.0 #2",
         "layer.1",
@@ -98,7 +98,7 @@ def test_a_layer_of_several_calls_is_named_once_and_safe_if_every_call_is() -> N
 
 def test_the_table() -> None:
     records = [layer(0, 0.5, 512), layer(0, 0.1, None, head=0, seconds_exact=None, seconds_sketched=None, ratio=None)]
-    assert table([*records, layer(1, 0.2, 1024, entropy=0.05)]).splitlines() == [
+    assert text_table([*records, layer(1, 0.2, 1024, entropy=0.05)]).splitlines() == [
         "              true  est.            exact sketch  time           d  d by",
         "layer   head error error bound nats    ms     ms ratio safe needed  est.",
         "layer.0  all 0.500 0.500  1.00 5.00   100   20.0 0.200   no    512 1,024",
@@ -106,7 +106,7 @@ def test_the_table() -> None:
         "",
         "layer.1  all 0.200 0.200 0.400 0.05   100   20.0 0.200  yes  1,024 2,048",
     ]
-    assert table(records, heads=False).splitlines() == [
+    assert text_table(records, heads=False).splitlines() == [
         "         true  est.            exact sketch  time           d  d by",
         "layer   error error bound nats    ms     ms ratio safe needed  est.",
         "layer.0 0.500 0.500  1.00 5.00   100   20.0 0.200   no    512 1,024",
@@ -143,7 +143,7 @@ def test_at_most_80_columns_whatever_the_names_and_numbers(extreme: bool, heads:
     found = Comparison(tuple(records), whole(left="; ".join(f"{name}: causal" for name in LONG[:9])), {})
     text = found.text(heads=heads)
     assert max(len(line) for line in text.splitlines() if line.split(" #")[0] not in LONG) <= 80
-    shown = table(records, heads=heads)
+    shown = text_table(records, heads=heads)
     assert all(name in shown for name in LONG)  # whole: none is cut
     numbers = [line for line in shown.splitlines() if line.rstrip().endswith(("1,024", "131,072"))]
     assert len(numbers) == len(records) // (1 if heads else 3)
@@ -154,7 +154,7 @@ def test_at_most_80_columns_whatever_the_names_and_numbers(extreme: bool, heads:
 
 def test_what_names_share_is_said_once() -> None:
     records = [layer(i, 0.5, 512, layer=f"encoder.layer.{i}.attention.self", call=1 + i % 2) for i in range(12)]
-    lines = table(records, heads=False).splitlines()
+    lines = text_table(records, heads=False).splitlines()
     assert lines[0] == "layers: encoder.layer.*.attention.self"
     assert [line.split(" 0.5")[0].rstrip() for line in lines[3:]] == [f"{i}{' #2' if i % 2 else ''}" for i in range(12)]
     said = sentences(whole(), records)

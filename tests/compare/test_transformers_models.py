@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from skeinformer import build, compare, huggingface
 from skeinformer.compare.apply import remembered
 from skeinformer.compare.contender import Contender
-from skeinformer.compare.layers import Call, Plan, measure_call
+from skeinformer.compare.layers import LayerCall, Plan, measure_call
 from skeinformer.compare.transformers_models import SKETCHED, TransformersLayers, registered
 from skeinformer.huggingface.interface import attention_forward
 from skeinformer.huggingface.settings import LayerSettings
@@ -151,7 +151,7 @@ def test_grouped_heads_are_measured_with_the_draws_of_the_model() -> None:
         num_key_value_groups = 2
 
     layers = TransformersLayers(bert(), "cluster", 0, {"budget": 4})
-    calls: list[Call] = []
+    calls: list[LayerCall] = []
     q, k, v = torch.randn(2, 4, N, 8), torch.randn(2, 2, N, 8), torch.randn(2, 2, N, 8)
     real = lengths_mask([N, 9], N)
     module = Bidirectional().eval()

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from skeinformer.attention.sharded.traffic import (
+from studies.traffic import (
     certificate_exchanges,
     cluster_exchanges,
     ring_bytes,
-    table,
+    traffic_table,
     ulysses_bytes,
 )
 from tests.distributed.cases import Case
@@ -56,7 +56,7 @@ def test_torch_counts_the_same_collectives(pool: Pool) -> None:
 
 def test_the_table_in_the_documentation_is_of_the_formulas() -> None:
     page = Path(__file__).parents[2] / "docs" / "distributed.md"
-    assert table() in page.read_text()
+    assert traffic_table() in page.read_text()
 
 
 def test_what_others_exchange() -> None:

@@ -17,8 +17,8 @@ from skeinformer.kernels.fused import (
     attend_unfused,
     attend_where,
     attend_with_normalizer,
+    halves_of,
     row_gradients,
-    split,
 )
 from tests.helpers import DTYPES, generator
 
@@ -163,7 +163,7 @@ def test_row_gradients_with_columns_are_those_of_a_mask(request: pytest.FixtureR
 @pytest.mark.parametrize(("dtype", "count", "lost"), [(torch.bfloat16, 3, 0.0), (torch.float16, 2, 2.0**-21)])
 def test_a_number_is_the_sum_of_its_parts(dtype: torch.dtype, count: int, lost: float) -> None:
     x = torch.cat([torch.randn(500, generator=generator(0)) * 30, torch.tensor([0.0, -60000.0, 625.5])])
-    parts = split(x, dtype, count)
+    parts = halves_of(x, dtype, count)
     assert parts.shape == (503, count)
     assert parts.dtype == dtype
     assert ((parts.double().sum(-1) - x.double()).abs() <= lost * x.abs() + (1e-7 if lost else 0)).all()

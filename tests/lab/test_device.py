@@ -11,7 +11,7 @@ pytest.importorskip("tyro", reason="needs the extra `lab`")
 
 from skeinformer.lab import cli
 from skeinformer.lab.measure.approx import Experiment, summarize
-from skeinformer.lab.measure.speed import IDENTITY, Sizes, bench_records, contender_entry, default_contenders
+from skeinformer.lab.measure.speed import IDENTITY, InputSizes, bench_records, contender_entry, default_contenders
 from skeinformer.lab.measure.steps import step_records
 from skeinformer.lab.records import Ledger, Record, read
 from skeinformer.lab.report.bench import speed_panels
@@ -62,8 +62,8 @@ def test_inputs_and_modules_are_on_the_device() -> None:
 
 
 def test_records_of_a_cpu_are_as_before_and_others_apart() -> None:
-    assert "device" not in Sizes(64, 1).fields
-    assert Sizes(64, 1, device="cuda").fields["device"] == "cuda"
+    assert "device" not in InputSizes(64, 1).fields
+    assert InputSizes(64, 1, device="cuda").fields["device"] == "cuda"
     contenders: Any = tuple(default_contenders(["vmean"]))
     assert "device" not in Experiment(contenders).common
     assert Experiment(contenders, device="cuda").common["device"] == "cuda"

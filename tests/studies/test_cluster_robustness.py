@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow", reason="needs the extra `lab`")
 import pyarrow
 from pyarrow import parquet
 
-from skeinformer.compare.measure import exact_attention, spectral_error
+from skeinformer.lab.measure.errors import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import minilm_folder, pretrained_qkv
 from skeinformer.lab.records import Record, read
 from studies import cluster_robustness as study

@@ -8,7 +8,7 @@ import torch
 from skeinformer.attention.budget import NUM_DRAWS
 from skeinformer.lab.records import read
 from studies import coverage
-from studies.coverage import Coverage, Input, changed, main, run, shifted
+from studies.coverage import Case, Coverage, changed, main, run, shifted
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "HEADS", 2)
     monkeypatch.setattr(coverage, "REFERENCE", 8)
     made = [
-        Input("ten odd rows", "shifted", 64, lambda: changed(shifted, 0)),
-        Input("rows no guess can find", "ten, a key each", 64, lambda: changed(coverage.hidden, 0)),
+        Case("ten odd rows", "shifted", 64, lambda: changed(shifted, 0)),
+        Case("rows no guess can find", "ten, a key each", 64, lambda: changed(coverage.hidden, 0)),
     ]
     monkeypatch.setattr(coverage, "inputs_of", lambda options: iter(made))
 

@@ -145,7 +145,7 @@ def test_a_study_its_records_and_its_table(options: Embeddings, capsys: pytest.C
 def test_a_run_is_continued_and_extended(options: Embeddings, monkeypatch: pytest.MonkeyPatch) -> None:
     source, cases = load_source(options), make_cases(options)
     embedded: list[tuple[str, int]] = []
-    embed = embeddings.Source.embed
+    embed = embeddings.PassageSource.embed
 
     def stop_after(number: int) -> None:
         def counted(self: Any, case: Any, index: int, seed: int = 0) -> Any:
@@ -155,7 +155,7 @@ def test_a_run_is_continued_and_extended(options: Embeddings, monkeypatch: pytes
             return embed(self, case, index, seed)
 
         embedded.clear()
-        monkeypatch.setattr(embeddings.Source, "embed", counted)
+        monkeypatch.setattr(embeddings.PassageSource, "embed", counted)
 
     stop_after(10)  # all of the exact embeddings, and three more
     with pytest.raises(KeyboardInterrupt):

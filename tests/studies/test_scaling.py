@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from skeinformer.attention.sharded.traffic import cluster_bytes
 from skeinformer.lab.records import read
 from studies import scaling
 from studies.pages import filled
-from studies.scaling import Layer, Scaling, computing, efficient, exchanging, fastest, measured, parts, run
+from studies.scaling import MeasuredLayer, Scaling, computing, efficient, exchanging, fastest, measured, parts, run
+from studies.traffic import cluster_bytes
 
 DOCS = Path(__file__).parents[2] / "docs"
-LAYER = Layer(seconds_per_token=1e-6, heads=1, width=64, budget=16, pilots=16, n=1000)
+LAYER = MeasuredLayer(seconds_per_token=1e-6, heads=1, width=64, budget=16, pilots=16, n=1000)
 
 
 def test_the_pages_show_what_the_records_have() -> None:

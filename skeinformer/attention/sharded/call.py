@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from skeinformer.attention.inputs import default_scale
+from skeinformer.attention.inputs import Passed, default_scale
 from skeinformer.attention.run import run
 from skeinformer.attention.sharded.certificate import shared_certificate
-from skeinformer.attention.sharded.settle import Call, settle_shares
+from skeinformer.attention.sharded.settle import settle_shares
 from skeinformer.distributed.agreement import told
 from skeinformer.distributed.collectives import noted, outside_of_graphs
 from skeinformer.distributed.group import Group
@@ -18,7 +18,7 @@ from skeinformer.registry import check_count
 
 @outside_of_graphs
 def attend_over_group(
-    kind: Any, options: Any, call: Call, check: Callable[[], None], num_checks: int | None, group: Group
+    kind: Any, options: Any, call: Passed, check: Callable[[], None], num_checks: int | None, group: Group
 ) -> tuple[Tensor, Any]:
     """The method `kind`, a class of Attention, for this rank's share of the tokens: its share of the output.
 
@@ -47,7 +47,7 @@ def attend_over_group(
 
 @outside_of_graphs
 def function_over_group(
-    kind: Any, name: str, options: Mapping[str, Any], call: Call, num_checks: int | None, group: Any
+    kind: Any, name: str, options: Mapping[str, Any], call: Passed, num_checks: int | None, group: Any
 ) -> tuple[Tensor, Any]:
     """The same for the functional form, which a user calls by `name`, with options that are not read yet."""
     shared = Group.of(group)

@@ -9,15 +9,16 @@ from torch.nn import functional as F
 
 from skeinformer.attention.certificate import Info, Known, all_finite, estimate_error
 from skeinformer.attention.checks import Checks, Over, chance_per_mass, chances, order, row_mass, rows_to_draw
-from skeinformer.attention.inputs import Inputs, no_autocast
-from skeinformer.attention.inside import set_inside
+from skeinformer.attention.inputs import Inputs
 from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded import pilots as rows
 from skeinformer.attention.virtual_keys import from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.collectives import gather_over, sum_over
-from skeinformer.distributed.selection import Chosen, candidates, choose, in_a_row, is_chosen, places, rows_here
+from skeinformer.distributed.selection import Chosen, candidates, choose_rows, in_a_row, is_chosen, places, rows_here
+from skeinformer.kernels.choice import no_autocast
+from skeinformer.kernels.inside import inside
 from skeinformer.noise import Rand
 
 
@@ -26,12 +27,8 @@ def shared_certificate(
     inputs: Inputs, output: Tensor, trace: Any, rand: Rand, num_checks: int, scale: float, shares: Shares
 ) -> tuple[Any, Info]:
     """What `describe` shows, by the places of all tokens, and the error of the output of all ranks."""
-    before = set_inside(True)
-    try:
-        with no_autocast(output.device):
-            return _certify(inputs, output, trace, rand, num_checks, scale, shares)
-    finally:
-        set_inside(before)
+    with inside(), no_autocast(output.device):
+        return _certify(inputs, output, trace, rand, num_checks, scale, shares)
 
 
 def _certify(
@@ -54,7 +51,7 @@ def _certify(
     largest = in_a_row(masses[..., None])[..., 0].topk(masses.shape[-1], -1).values
     chance = chances(mass, chance_per_mass(largest, total.sum(0), count.sum(0)))
     own = candidates(order(_numbers(rand, query, shares), chance), min(num_checks, shares.n))
-    checks = choose(gather_over(group, "checks", own.score)[0], own, group.rank)
+    checks = choose_rows(gather_over(group, "checks", own.score)[0], own, group.rank)
     # the rows as they are in the output, their queries and chances, and where those are that were chosen before
     starts = () if shared is None else shared.starts
     places_here = [places(chosen, start) for chosen, start in zip(known, starts, strict=True)]
@@ -64,7 +61,7 @@ def _certify(
     summed = sum_over(group, "check rows", *(x.double() for x in (*wanted, *places_here)))
     queries, *outputs = (x.to(query.dtype) for x in summed[1 : len(wanted)])
     selections = [_everywhere(x, chosen) for x, chosen in zip(summed[len(wanted) :], known, strict=True)]
-    here, row_sum = rows.rows_here(queries, from_mask(key, value, key_mask), scale)
+    here, row_sum = rows.rows_over_own_keys(queries, from_mask(key, value, key_mask), scale)
     normalizer = rows.merge_sums(gather_over(group, "check sums", row_sum)[0])
     here = here.to(row_sum.dtype) * (row_sum - normalizer).exp()[..., None]
     exact = sum_over(group, "exact rows", here)[0].to(query.dtype)

@@ -10,6 +10,8 @@
 Nothing has the size of the sequence. Every rank then knows the same virtual keys, and attends with its own queries.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -28,50 +30,47 @@ from skeinformer.attention.clusters import (
     query_metric,
     sum_clusters,
 )
-from skeinformer.attention.inputs import Inputs
+from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.pilots import Pilots, column_mass, log_importance
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded.merge import SharedMerge, attend_shares
-from skeinformer.attention.sharded.pilots import Found, find_pilots, ranked
+from skeinformer.attention.sharded.pilots import SharedPilots, find_pilots, ranked
 from skeinformer.attention.sharded.queries import SharedQueries, offered_keys
 from skeinformer.attention.sharded.trace import SharedTrace
 from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.collectives import gather_over, sum_over
-from skeinformer.distributed.selection import Chosen, candidates, choose, rows_here
+from skeinformer.distributed.selection import Chosen, candidates, choose_rows, rows_here
 from skeinformer.kernels.choice import known, recorded, statistics_dtype
 from skeinformer.kernels.merge import Virtual
 from skeinformer.noise import gumbel
 
+if TYPE_CHECKING:  # which import this file
+    from skeinformer.attention.cluster import ClusterNoise, ClusterOptions
+
 
 def sharded_cluster_sketch(
-    inputs: Inputs,
-    of_queries: Tensor,  # (b, h, n), uniform numbers
-    of_keys: Tensor,  # (b, h, n_k)
-    sizes: tuple[int, int, int],
-    *,
-    first_order: bool,
-    from_queries: bool,
-    scale: float,
-    shares: Shares,
+    inputs: Inputs, noise: "ClusterNoise", options: "ClusterOptions", shares: Shares
 ) -> tuple[Tensor, Trace]:
-    """`cluster_sketch` of this rank's queries. sizes: clusters, pilots, steps. from_queries: `gradient="queries"`."""
+    """`cluster_sketch` of this rank's queries, and attention over it."""
     query, key, value, key_mask, query_mask = inputs
-    source = from_mask(key, value, key_mask)
-    estimated = from_queries and shares.n_k > sizes[0] and recorded(key, value)
+    of_queries, of_keys = noise
+    d, num_pilots, _ = options.sizes
+    source, scale = from_mask(key, value, key_mask), default_scale(query, options.scale)
+    estimated = options.gradient == "queries" and shares.n_k > d and recorded(key, value)
     with torch.no_grad():
         asked = candidates(ranked(-of_queries, query_mask), min(ASKED * query.shape[-1], shares.n))
         offers = [asked]
         if estimated:
             offers.append(offered_keys(of_keys, key, key_mask, shares.n_k))
-        found = find_pilots(inputs, source, of_queries, sizes[1], offers, scale, shares)
-        pilots, clusters, asked_keys = find_clusters(found, inputs, source, of_keys, sizes, first_order, scale, shares)
-        few = found.keys <= sizes[0]  # (b, 1, 1)
+        found = find_pilots(inputs, source, of_queries, num_pilots, offers, scale, shares)
+        pilots, clusters, asked_keys = find_clusters(found, inputs, source, of_keys, options, scale, shares)
+        few = found.keys <= d  # (b, 1, 1)
         full = None if known(~few) else few[..., None]
         estimate = None
         if asked_keys is not None:
             live, mass = found.others[1].live, clusters.merge.weight
-            estimate = SharedQueries.of(of_queries, asked_keys, live, mass, sizes[0], shares.n, scale)
+            estimate = SharedQueries.of(of_queries, asked_keys, live, mass, d, shares.n, scale)
     merged = SharedMerge(
         clusters.merge,
         Virtual(clusters.virtual.keys, clusters.virtual.values, clusters.slope),
@@ -91,44 +90,43 @@ def sharded_cluster_sketch(
 
 
 def find_clusters(
-    found: Found,
+    found: SharedPilots,
     inputs: Inputs,
     source: VirtualKeys,
     u: Tensor,
-    sizes: tuple[int, int, int],
-    first_order: bool,
+    options: "ClusterOptions",
     scale: float,
     shares: Shares,
 ) -> tuple[Pilots, Clusters, Tensor | None]:
     """The pilots with B_J V of all keys, the clusters of all keys, and the keys that were asked for beside."""
     key, group, n_k = inputs.key, shares.group, shares.n_k
-    dtype, num_steps = statistics_dtype(key), sizes[2]
-    d = min(sizes[0], n_k)
+    dtype, (budget, num_pilots, num_steps) = statistics_dtype(key), options.sizes
+    d = min(budget, n_k)
     # the best scores of all ranks, and the keys that have them
     own = candidates(
         log_importance(found.pilots, source, scale, found.loudest) + gumbel(u), min(SAMPLE * d if num_steps else d, n_k)
     )
-    sample = choose(gather_over(group, "samples", own.score)[0], own, group.rank)
+    sample = choose_rows(gather_over(group, "samples", own.score)[0], own, group.rank)
     asked, *asked_keys = found.others
     rows = [rows_here(key, sample), rows_here(inputs.query, asked), *(rows_here(key, x) for x in asked_keys)]
     points, queries, *asked_rows = sum_over(group, "centers", *(x.to(dtype) for x in rows))
     # every key of this rank to its cluster
     live = source.log_weights() > -torch.inf  # (b, h, n)
-    few = (found.keys <= sizes[0]).expand(*live.shape[:2], 1)  # (b, h, 1)
+    few = (found.keys <= budget).expand(*live.shape[:2], 1)  # (b, h, 1)
     full = None if known(~few) else few
     weight = (column_mass(found.pilots, source, scale) + UNSEEN).where(live, 0)
     weight = weight if full is None else torch.where(full, live.to(weight.dtype), weight)
     assignment = torch.zeros_like(live, dtype=torch.long)
     if n_k > d:
         rank = torch.arange(asked.live.shape[-1], device=key.device)
-        metric = query_metric(queries, asked.live & (rank < found.queries - sizes[1]))
+        metric = query_metric(queries, asked.live & (rank < found.queries - num_pilots))
         every = Selection(torch.arange(points.shape[-2], device=key.device).expand_as(sample.live), sample.live)
         centers = find_centers(points, every, d, num_steps, metric)
         assignment = nearest(key.detach().to(dtype), centers, metric)
     if full is not None:
         assignment = torch.where(full, slots_here(sample.part(0, d), assignment), assignment)
     # sums over clusters, of all ranks
-    sums = sum_clusters(source, weight, assignment, d, first_order and n_k > d)
+    sums = sum_clusters(source, weight, assignment, d, options.first_order and n_k > d)
     count = of_weights(live.to(weight.dtype), assignment, d)
     product = [] if sums.product is None else [sums.product]
     of_weight, both, count, output, *product = sum_over(

@@ -15,7 +15,7 @@ from skeinformer.attention.sharded.rows import rows_backward, virtual_backward
 from skeinformer.attention.virtual_keys import VirtualKeys
 from skeinformer.distributed.collectives import noted, sum_over
 from skeinformer.distributed.group import Group
-from skeinformer.distributed.selection import Chosen, choose, is_chosen, rows_here, write_rows_here
+from skeinformer.distributed.selection import Chosen, choose_rows, is_chosen, rows_here, write_rows_here
 from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded, statistics_dtype
 from skeinformer.kernels.fused import attend, attend_with_normalizer
 from skeinformer.kernels.merge import Merge, Virtual
@@ -131,7 +131,7 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         parts.append(d_rows)
     candidates = None
     if offer is not None:
-        candidates = choose(sums[0], offer.own, group.rank)
+        candidates = choose_rows(sums[0], offer.own, group.rank)
         parts.append(rows_here(query, candidates).to(dtype))
     if parts:
         parts = sum_over(group, "rows", *parts)

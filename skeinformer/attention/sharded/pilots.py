@@ -19,11 +19,11 @@ from skeinformer.attention.selection import Selection
 from skeinformer.attention.virtual_keys import VirtualKeys, attend_with_normalizer
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.collectives import gather_over
-from skeinformer.distributed.selection import Candidates, Chosen, candidates, choose, in_a_row
+from skeinformer.distributed.selection import Candidates, Chosen, candidates, choose_rows, in_a_row
 from skeinformer.kernels.rows import gather_rows
 
 
-class Found(NamedTuple):
+class SharedPilots(NamedTuple):
     """The pilots, and what came with them."""
 
     pilots: Pilots
@@ -44,7 +44,7 @@ def find_pilots(
     offers: Sequence[Candidates],
     scale: float,
     shares: Shares,
-) -> Found:
+) -> SharedPilots:
     """The rows J, their sums, and this rank's part of B_J V. Time O(P n p) for the n keys of this rank."""
     query, group = inputs.query, shares.group
     own = candidates(ranked(u, inputs.query_mask), min(num_pilots, shares.n))
@@ -57,19 +57,19 @@ def find_pilots(
         count_here(inputs.key, inputs.key_mask),
         *(offer.score for offer in offers),
     )
-    chosen = choose(scores, own, group.rank)
-    others = [choose(every, offer, group.rank) for every, offer in zip(offered, offers, strict=True)]
+    chosen = choose_rows(scores, own, group.rank)
+    others = [choose_rows(every, offer, group.rank) for every, offer in zip(offered, offers, strict=True)]
     pilot_queries = gather_rows(in_a_row(rows), chosen.slot).where(chosen.live[..., None], 0)  # (b, h, P, p)
-    output, row_sum = rows_here(pilot_queries, source, scale)
+    output, row_sum = rows_over_own_keys(pilot_queries, source, scale)
     loudness = log_norms(source.values).amax(-1, keepdim=True)  # (b, h, 1)
     sums, loudest = gather_over(group, "row sums", row_sum, loudness)
     normalizer = merge_sums(sums)
     output = output.to(row_sum.dtype) * (row_sum - normalizer).exp()[..., None]
     pilots = Pilots(Selection(chosen.row, chosen.live), pilot_queries, output, normalizer)
-    return Found(pilots, chosen, total(queries), total(keys), others, loudest.amax(0))
+    return SharedPilots(pilots, chosen, total(queries), total(keys), others, loudest.amax(0))
 
 
-def rows_here(queries: Tensor, source: VirtualKeys, scale: float) -> tuple[Tensor, Tensor]:
+def rows_over_own_keys(queries: Tensor, source: VirtualKeys, scale: float) -> tuple[Tensor, Tensor]:
     """The rows over this rank's keys and the logs of their sums, (b, h, k, p_v) and (b, h, k); -inf without a key."""
     output, row_sum = attend_with_normalizer(queries, source, scale)
     if source.log_weight is not None:

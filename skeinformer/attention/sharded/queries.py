@@ -14,7 +14,7 @@ from torch import Tensor
 from skeinformer.attention.clusters import find_centers, nearest, query_metric
 from skeinformer.attention.queries import ASKED, LEAST, SAMPLE, fresh_numbers, spread
 from skeinformer.attention.selection import Selection
-from skeinformer.attention.sharded.pilots import merge_sums, ranked, rows_here
+from skeinformer.attention.sharded.pilots import merge_sums, ranked, rows_over_own_keys
 from skeinformer.attention.sharded.rows import rows_backward
 from skeinformer.attention.virtual_keys import VirtualKeys
 from skeinformer.distributed.collectives import gather_over, sum_over
@@ -100,7 +100,7 @@ def shared_query_gradients(
     found = QueryRows.of(QuerySums(*every_sum), p_v, unit[..., None], drawn.spread).where_not(full)
     mean, G = found.queries, found.gradient
     # the exact rows of q_c over all keys, of which only lse and G_c . O_c cross ranks
-    rows, row_sum = rows_here(mean.to(query.dtype), source, scale)
+    rows, row_sum = rows_over_own_keys(mean.to(query.dtype), source, scale)
     rows = rows.to(dtype)
     of_sums, of_products = gather_over(group, "query sums", row_sum, (G * rows).sum(-1))
     normalizer = merge_sums(of_sums)  # (b, h, d)

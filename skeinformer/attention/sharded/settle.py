@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.attention.inputs import FOR_CHECKS, Inputs, Noise, check_source, prepare
+from skeinformer.attention.inputs import FOR_CHECKS, Inputs, Noise, Passed, check_source, prepare
 from skeinformer.distributed.agreement import Shares, agree, fingerprint, told
 from skeinformer.distributed.collectives import noted
 from skeinformer.distributed.group import Group
@@ -17,19 +17,6 @@ from skeinformer.noise import Rand, from_generator, from_seed
 
 COUNTED = 2**26  # numbers of one draw up to which all ranks draw all of them, as one process would
 Along = Literal["queries", "keys"] | None
-
-
-class Call(NamedTuple):
-    """What a user passes."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    key_mask: Tensor | None
-    query_mask: Tensor | None
-    noise: Noise
-    generator: torch.Generator | None
-    seed: int | None
 
 
 class Settled(NamedTuple):
@@ -42,7 +29,7 @@ class Settled(NamedTuple):
 
 
 def settle_shares(
-    call: Call,
+    call: Passed,
     facts: Mapping[str, object],
     draw_noise: Callable[[Tensor, Tensor, Rand], Noise],
     along: Sequence[Along],
@@ -91,7 +78,7 @@ def settle_shares(
     return Settled(inputs, _not_empty_noise(noise), rand, shares)
 
 
-def source_of_numbers(call: Call, along: Sequence[Along], shares: Shares) -> Rand:
+def source_of_numbers(call: Passed, along: Sequence[Along], shares: Shares) -> Rand:
     """Numbers by global position. The last draw is the certificate's, one for each query.
 
     Without noise, generator and seed: where all ranks have one random state, from it, as one process draws. Where they

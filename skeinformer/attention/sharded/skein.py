@@ -10,7 +10,7 @@ With `gradient="queries"` the keys that make its metric go with the second and t
 Without pilots the second and the third are left out.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,21 +18,24 @@ from torch.nn import functional as F
 
 from skeinformer.attention.base import Trace
 from skeinformer.attention.columns import ColumnMerge
-from skeinformer.attention.inputs import Inputs
+from skeinformer.attention.inputs import Inputs, default_scale
 from skeinformer.attention.pilots import column_mass, log_importance
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded.merge import SharedMerge, attend_shares
-from skeinformer.attention.sharded.pilots import Found, count_here, find_pilots, total
+from skeinformer.attention.sharded.pilots import SharedPilots, count_here, find_pilots, total
 from skeinformer.attention.sharded.queries import SharedQueries, offered_keys
 from skeinformer.attention.sharded.trace import SharedTrace
 from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
 from skeinformer.distributed.agreement import Shares
 from skeinformer.distributed.collectives import gather_over, sum_over
-from skeinformer.distributed.selection import Chosen, candidates, choose, is_chosen, rows_here
+from skeinformer.distributed.selection import Chosen, candidates, choose_rows, is_chosen, rows_here
 from skeinformer.kernels.choice import known, recorded, statistics_dtype
 from skeinformer.kernels.clusters import weighted_row
 from skeinformer.kernels.merge import Virtual
 from skeinformer.noise import gumbel
+
+if TYPE_CHECKING:  # which import this file
+    from skeinformer.attention.skein import SkeinNoise, SkeinOptions
 
 
 class SharedColumns(NamedTuple):
@@ -52,58 +55,36 @@ class SharedColumns(NamedTuple):
         merge.add_gradients_(totals, key, value, virtual, Virtual(d_keys, d_values, None))
 
 
-class UseOfPilots(NamedTuple):
-    """What pilots are for."""
-
-    number: int | None
-    """None without any."""
-    decide: bool
-    """Whether columns are drawn by what they see; else uniformly."""
-    reuse: bool
-    """Whether they are written over the output."""
-
-
 def sharded_algorithm_1(
-    inputs: Inputs,
-    of_queries: Tensor,  # (b, h, n), uniform numbers
-    of_keys: Tensor,  # (b, h, n_k)
-    budget: int,
-    use: UseOfPilots,
-    *,
-    with_rest: bool,
-    from_queries: bool,
-    scale: float,
-    shares: Shares,
+    inputs: Inputs, noise: "SkeinNoise", options: "SkeinOptions", shares: Shares
 ) -> tuple[Tensor, Trace]:
-    """`algorithm_1` of this rank's queries.
-
-    with_rest: adaptive row normalization, else the simple one. from_queries: `gradient="queries"`.
-    """
-    key = inputs.key
-    source = from_mask(key, inputs.value, inputs.key_mask)
-    estimated = from_queries and shares.n_k > budget and recorded(key, inputs.value)
+    """`algorithm_1` of this rank's queries, and attention over it."""
+    key, budget, (of_queries, of_keys) = inputs.key, options.budget, noise
+    source, scale = from_mask(key, inputs.value, inputs.key_mask), default_scale(key, options.scale)
+    estimated = options.gradient == "queries" and shares.n_k > budget and recorded(key, inputs.value)
     with torch.no_grad():
         found = full = estimate = None
-        if use.number is not None:
+        if options.pilots:
             offers = [offered_keys(of_keys, key, inputs.key_mask, shares.n_k)] if estimated else []
-            found = find_pilots(inputs, source, of_queries, use.number, offers, scale, shares)
+            found = find_pilots(inputs, source, of_queries, options.pilots, offers, scale, shares)
         log_probability = source.log_weights()
-        if found is not None and use.decide:
+        if found is not None and options.columns == "importance":
             log_probability = log_importance(found.pilots, source, scale, found.loudest)
         own = candidates(log_probability + gumbel(of_keys), min(budget, shares.n_k))
         scores, real = gather_over(shares.group, "samples", own.score, count_here(key, inputs.key_mask))
-        columns = choose(scores, own, shares.group.rank)
+        columns = choose_rows(scores, own, shares.group.rank)
+        with_rest = options.row_norm == "adaptive"
         merge, virtual, output, asked = find_columns(source, columns, total(real), found, with_rest, shares)
-        if asked is not None and found is not None and use.number is not None:
+        if asked is not None and found is not None:
             mass, live = column_mass(found.pilots, source, scale), found.others[0].live
-            estimate = SharedQueries.of(of_queries, asked, live, mass, use.number, shares.n, scale)
+            estimate = SharedQueries.of(of_queries, asked, live, mass, options.pilots, shares.n, scale)
             few = found.keys <= budget  # (b, 1, 1)
             full = None if known(~few) else few[..., None]
     pilots = chosen = None
     if found is not None and output is not None:
         pilots, chosen = found.pilots._replace(output=output.to(inputs.value.dtype)), found.chosen
     merged = SharedMerge(merge, Virtual(*virtual[:2], None), virtual.log_weight, None, None, estimate)
-    if use.reuse:
+    if options.reuse_pilots:
         merged = merged._replace(pilots=pilots, chosen=chosen)
     result = attend_shares(inputs.query, *source, merged, full, scale, shares.group)
 
@@ -117,7 +98,7 @@ def sharded_algorithm_1(
 
 
 def find_columns(
-    source: VirtualKeys, columns: Chosen, real: Tensor, found: Found | None, with_rest: bool, shares: Shares
+    source: VirtualKeys, columns: Chosen, real: Tensor, found: SharedPilots | None, with_rest: bool, shares: Shares
 ) -> tuple[SharedColumns, VirtualKeys, Tensor | None, Tensor | None]:
     """Lines 5 to 10 of Algorithm 1 over the keys of all ranks; where there are pilots their rows over all keys.
 

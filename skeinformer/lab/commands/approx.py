@@ -13,12 +13,13 @@ from rich.console import Console
 
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import offer, parse_all
-from skeinformer.lab.console import progress, say, split_tables, wrapped
+from skeinformer.lab.console import split_tables, wrapped
 from skeinformer.lab.device import Device, check_device
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.approx import KEYS, Case, Experiment, cases, compact, error_records, load_source, summarize
 from skeinformer.lab.measure.approx_time import TIME_KEYS, time_records
 from skeinformer.lab.measure.pretrained import WEIGHTS, column_and_value
+from skeinformer.lab.progress import progress, say
 from skeinformer.lab.records import Record, Value, append_all, key_of, read_known
 from skeinformer.lab.report.format import ROUNDING, number, percent
 from skeinformer.lab.threads import use_threads

@@ -13,18 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from skeinformer.compare.contender import offer
-from skeinformer.lab.console import Filling, filling, plain_table
+from skeinformer.lab.console import plain_table
 from skeinformer.lab.device import Device, check_device
 from skeinformer.lab.files import write_whole
-from skeinformer.lab.measure.speed import (
-    IDENTITY,
-    bench_records,
-    contender_entry,
-    default_contenders,
-    faster_from,
-    growth_exponent,
-)
-from skeinformer.lab.measure.work import OnSkip, OnStep
+from skeinformer.lab.measure.crossing import faster_from, growth_exponent
+from skeinformer.lab.measure.speed import IDENTITY, bench_records, contender_entry, default_contenders
+from skeinformer.lab.progress import Filling, filling
 from skeinformer.lab.records import Record, Value, append, key_of, read, read_known
 from skeinformer.lab.report.format import (
     between,
@@ -39,6 +33,7 @@ from skeinformer.lab.report.format import (
     size,
 )
 from skeinformer.lab.threads import with_threads
+from skeinformer.lab.work import OnSkip, OnStep
 from skeinformer.registry import check_count
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)

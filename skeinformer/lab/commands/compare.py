@@ -1,14 +1,12 @@
 """`skein compare`: a pretrained model on a text, with exact and with sketched attention."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.text import Text
 from torch import Tensor
 
 from skeinformer.compare.contender import Contender, has_budget, parse_all
@@ -23,6 +21,7 @@ from skeinformer.lab.measure.pretrained import (
     long_positions,
     position_embedding,
 )
+from skeinformer.lab.progress import status
 from skeinformer.lab.records import Record, append, read_known
 from skeinformer.lab.threads import use_threads
 from skeinformer.registry import check_count
@@ -87,16 +86,16 @@ def run_compare(options: Compare, console: Console | None = None) -> Path:
         raise ValueError("a verdict is of one method; give one to --methods, or --search among them")
     check_count("length", options.length)
     known = read_known(options.records)
-    with _steps(console) as step:
+    with status(console) as step:
         step("loading the model and the text")
         pretrained = load_any_model(options.model)
         inputs = long_inputs(pretrained, first_tokens(load_text(options.text), options.length, pretrained.tokenizer))
     for group in [contenders] if options.search else [[contender] for contender in contenders]:
         budget = options.budget if options.search or has_budget(group[0]) else None
         label = "search" if options.search else group[0].label
-        found = find(known, options, group)
+        found = find_comparison(known, options, group)
         if found is None:
-            with _steps(console) as step:
+            with status(console) as step:
                 found = compare(
                     pretrained.model,
                     inputs,
@@ -139,7 +138,7 @@ def long_inputs(pretrained: Pretrained, tokens: Tensor) -> dict[str, Tensor]:
     return inputs
 
 
-def find(records: Sequence[Record], options: Compare, contenders: Sequence[Contender]) -> Comparison | None:
+def find_comparison(records: Sequence[Record], options: Compare, contenders: Sequence[Contender]) -> Comparison | None:
     """The comparison of these settings among the records, if it is whole."""
     wanted: Record = {
         "model": model_name(options),
@@ -174,13 +173,3 @@ def model_name(options: Compare) -> str:
 def text_name(options: Compare) -> str:
     """What records call the text."""
     return "Python language reference" if options.text is None else options.text.name
-
-
-@contextmanager
-def _steps(console: Console) -> Iterator[Callable[[str], None]]:
-    """A function that shows what is under way: in a terminal on a line that changes, elsewhere on a new one each."""
-    if not console.is_terminal:
-        yield lambda detail: console.print(detail, markup=False, soft_wrap=True)
-        return
-    with console.status("") as status:
-        yield lambda detail: status.update(Text(detail))

@@ -7,10 +7,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from skeinformer.lab.console import filling, plain_table, wrapped
-from skeinformer.lab.measure.work import OnStep
+from skeinformer.lab.console import plain_table, wrapped
+from skeinformer.lab.progress import filling
 from skeinformer.lab.records import Record, append
 from skeinformer.lab.report.format import count, label, number, percent, seconds
+from skeinformer.lab.work import OnStep
 
 TITLE = "Exact and sketched attention in a pretrained model"
 
@@ -84,11 +85,11 @@ def run_demo(options: Demo, console: Console | None = None) -> Path:
     return page
 
 
-Measure = Callable[[OnStep], Iterable[Record]]
+MeasurePart = Callable[[OnStep], Iterable[Record]]
 Tables = Callable[[Sequence[Record]], list[Table]]
 
 
-def parts(options: Demo) -> dict[str, tuple[Measure, Tables]]:
+def parts(options: Demo) -> dict[str, tuple[MeasurePart, Tables]]:
     """What is measured, and how it is shown, by title."""
     from skeinformer.lab.measure.demo import attention_records
     from skeinformer.lab.measure.demo_model import embedding_records, layer_records
@@ -127,12 +128,14 @@ def parts(options: Demo) -> dict[str, tuple[Measure, Tables]]:
             on_step=step,
         )
 
-    found: dict[str, tuple[Measure, Tables]] = {"attention on pretrained queries, keys, values": (attention, shown)}
+    found: dict[str, tuple[MeasurePart, Tables]] = {
+        "attention on pretrained queries, keys, values": (attention, shown_rows)
+    }
     if options.passages:
         title = f"the whole model embeds {options.passages} passages of {options.passage_length:,} tokens"
-        found[title] = (embeddings, shown)
+        found[title] = (embeddings, shown_rows)
     if options.compare_length:
-        found[f"compare, layer by layer, {options.compare_length:,} tokens"] = (layers, shown)
+        found[f"compare, layer by layer, {options.compare_length:,} tokens"] = (layers, shown_rows)
     return found
 
 
@@ -165,7 +168,7 @@ COLUMNS: dict[str, Columns] = {
 }
 
 
-def shown(records: Sequence[Record]) -> list[Table]:
+def shown_rows(records: Sequence[Record]) -> list[Table]:
     """The rows so far; of a comparison the layers, without their heads. A line between lengths."""
     rows = [record for record in records if is_shown(record)]
     if not rows:

@@ -10,6 +10,7 @@ from rich.table import Table
 from skeinformer.compare.contender import offer
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.measure.flops import flop_records
+from skeinformer.lab.progress import status
 from skeinformer.lab.records import Record, Value
 
 
@@ -48,7 +49,8 @@ def command(options: Flops) -> None:
         for record in records:
             print(json.dumps(record), flush=True)
         return
-    with Console(stderr=True).status("counting"):
+    with status(Console(stderr=True), lines=False) as show:
+        show("counting")
         table = flops_table(list(records), options)
     print_whole(Console(highlight=False), table)
 

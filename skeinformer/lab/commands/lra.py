@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +30,7 @@ from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.prepare import ListOps, Pathfinder, prepare_store
 from skeinformer.lab.lra.snakes import PathfinderSettings
 from skeinformer.lab.lra.store import META, TASKS, open_store
+from skeinformer.lab.progress import redrawn
 from skeinformer.lab.records import Record, Value, append, key_of, read, read_known
 from skeinformer.lab.training.children import start_child
 from skeinformer.lab.training.job import (
@@ -45,9 +45,9 @@ from skeinformer.lab.training.job import (
     store_of,
     tokens_checksum,
 )
+from skeinformer.lab.training.observer import Place, read_place
 from skeinformer.lab.training.options import Lra, Overrides, Train, table_1_methods
 from skeinformer.lab.training.recipes import generator_options
-from skeinformer.lab.training.watch import Place, read_place
 from skeinformer.registry import check_count
 
 # the tasks that `skein data` can generate: its options, and those of the generator
@@ -137,12 +137,12 @@ def run_lra(options: Lra, console: Console | None = None) -> tuple[Path, bool]:
                 start_some(matrix, options.jobs)
                 for cell in matrix.cells:
                     if cell.state == "running" and look(cell):
-                        gather(options.out, known)
+                        gather_records(options.out, known)
                 refresh()
                 time.sleep(POLL_SECONDS)
         finally:
             stop_all(matrix)
-    path = gather(options.out, known)
+    path = gather_records(options.out, known)
     failed = [cell.title for cell in matrix.cells if cell.state == "failed"]
     if failed:
         console.print(f"{len(failed)} of {len(matrix.cells)} runs failed:", markup=False)
@@ -224,12 +224,12 @@ def start(cell: Cell) -> None:
     if cell.train.threads is not None:
         environment["OMP_NUM_THREADS"] = str(cell.train.threads)
     cell.log = (cell.folder / LOG).open("wb")
-    command = [sys.executable, "-m", "skeinformer", "train", *arguments(cell.train)]
+    command = [sys.executable, "-m", "skeinformer", "train", *train_arguments(cell.train)]
     cell.process = start_child(command, cell.log, environment)
     cell.state, cell.detail = "running", ""
 
 
-def arguments(train: Train) -> list[str]:
+def train_arguments(train: Train) -> list[str]:
     """The command line that `skein train` reads as `train`."""
     words = []
     for option in fields(Train):
@@ -256,11 +256,11 @@ def look(cell: Cell) -> bool:
     if status == 0:
         find_result(cell)
     if cell.state != "done":
-        fail(cell, status)
+        record_failure(cell, status)
     return True
 
 
-def fail(cell: Cell, status: int) -> None:
+def record_failure(cell: Cell, status: int) -> None:
     """Record a cell that ended without a result, with the last line that it wrote."""
     lines = (cell.folder / LOG).read_text(errors="replace").splitlines()
     said = [line.strip("│ ") for line in lines if any(map(str.isalpha, line))]
@@ -292,7 +292,7 @@ def is_result_of(record: Record, job: Job) -> bool:
     return record["kind"] in ENDS and sized_alike and all(record.get(name) == value for name, value in now.items())
 
 
-def gather(out: Path, known: Sequence[Record] = ()) -> Path:
+def gather_records(out: Path, known: Sequence[Record] = ()) -> Path:
     """All records of all cells in `out`, and before them what is known of other runs, in one file."""
     files: Sequence[Path] = sorted([*out.glob(f"*/{RECORDS}"), *out.glob(f"*/{FAILURE}")])
     found = read(files)
@@ -343,8 +343,8 @@ def close(cell: Cell) -> None:
 def show(matrix: Matrix, console: Console) -> Iterator[Callable[[], None]]:
     """A table that is kept up to date in a terminal, else a line when a cell starts or ends."""
     if console.is_terminal:
-        with Live(matrix.table(console.width), console=console, refresh_per_second=4) as live:
-            yield lambda: live.update(matrix.table(console.width))
+        with redrawn(console, lambda: matrix.table(console.width)) as redraw:
+            yield redraw
     else:
         said: dict[str, str] = {}
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from skeinformer.compare.contender import parse
 from skeinformer.lab.files import write_whole
+from skeinformer.lab.progress import status
 from skeinformer.lab.records import Record, read
 from skeinformer.lab.report.approx import RATIO, error_time_panels, figure_1_panels, frontiers_markdown
 from skeinformer.lab.report.bench import speed_panels
@@ -58,7 +59,8 @@ def run_report(options: Report, console: Console | None = None) -> Path:
     """Write the page and return its path."""
     console = console or Console(stderr=True, highlight=False)
     records = read_all(options.records)
-    with console.status("drawing"):
+    with status(console, lines=False) as show:
+        show("drawing")
         if options.markdown is not None:
             write_whole(markdown_tables(records), options.markdown)
             console.print(str(options.markdown), markup=False, soft_wrap=True)

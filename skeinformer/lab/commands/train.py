@@ -1,25 +1,23 @@
 """`skein train`: one run of a recipe, from a store of `skein data`."""
 
 import os
-import time
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.progress import TaskID
+from rich.table import Table
 
 from skeinformer.lab.lra.store import open_store
+from skeinformer.lab.progress import Lines, bars, say
 from skeinformer.lab.records import Record
 from skeinformer.lab.threads import use_threads
 from skeinformer.lab.training.children import end_with_parent
 from skeinformer.lab.training.job import job_of
 from skeinformer.lab.training.memory import keep_freed_memory
+from skeinformer.lab.training.observer import Observer, place_line, stage_text
 from skeinformer.lab.training.options import Train
-from skeinformer.lab.training.watch import Watch, place_line, stage_text
 from skeinformer.registry import check_count
 
 __all__ = ["Train", "command", "run_train"]
-
-SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal
 
 
 def command(options: Train) -> None:
@@ -45,24 +43,16 @@ def run_train(options: Train, console: Console | None = None) -> Record:
         return train(job, display)
 
 
-class Display(Watch):
+class Display(Observer):
     """A bar in a terminal, else now and then a line that says where the run is; and a line for each check."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.bar = Progress(
-            TextColumn("{task.fields[stage]}", markup=False),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            BarColumn(bar_width=12),
-            # a narrow terminal breaks the title, and nothing else
-            TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        columns = ("stage", "count", "remaining", "short bar", "title")
+        self.bar = bars(console, *columns, disable=not console.is_terminal)
         self.task: TaskID | None = None
         self.steps = self.done = 0
-        self.said = 0.0
+        self.lines = Lines(console)
 
     def __enter__(self) -> "Display":
         self.bar.start()
@@ -72,10 +62,10 @@ class Display(Watch):
         self.bar.stop()
 
     def begin(self, title: str, steps: int, done: int) -> None:
-        self.steps, self.done, self.said = steps, done, time.monotonic()
+        self.steps, self.done, self.lines = steps, done, Lines(self.console)
         self.task = self.bar.add_task(title, total=steps, completed=done, stage="")
         if done:
-            self.console.print(f"{title}: goes on from step {done:,}", markup=False, soft_wrap=True)
+            say(self.console, f"{title}: goes on from step {done:,}")
 
     def step(self, step: int) -> None:
         self.done = step
@@ -92,12 +82,11 @@ class Display(Watch):
         if self.console.is_terminal:
             assert self.task is not None
             self.bar.update(self.task, completed=self.done, stage=stage)
-        elif time.monotonic() >= self.said + SECONDS_BETWEEN_LINES:
-            self.said = time.monotonic()
-            self.console.print(place_line(self.done, self.steps, stage), markup=False, soft_wrap=True)
+        else:
+            self.lines.say(place_line(self.done, self.steps, stage))
 
     def check(self, record: Record) -> None:
-        self.console.print(check_line(record), markup=False, soft_wrap=True)
+        say(self.console, check_line(record))
 
 
 def check_line(record: Record) -> str:

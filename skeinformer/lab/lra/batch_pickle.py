@@ -33,7 +33,7 @@ TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 @dataclass(frozen=True)
-class Name:
+class NumpyName:
     """A function or class of numpy; only a stand-in."""
 
     kind: str
@@ -169,18 +169,18 @@ def read_batch(content: bytes) -> dict[bytes, Any]:
     return {key: value.made() if isinstance(value, Array) else value for key, value in batch.items()}
 
 
-def named(words: Any) -> Name:
+def named(words: Any) -> NumpyName:
     """The stand-in for what a pickle names: "module name", or both words apart."""
     name = words if isinstance(words, str) else " ".join(word for word in words if isinstance(word, str))
     if name not in NAMES:
         shown = name[:80].replace(" ", ".")
         raise ValueError(f"it asks for {shown}, which a batch does not need; nothing was run")
-    return Name(NAMES[name])
+    return NumpyName(NAMES[name])
 
 
 def called(function: Any, arguments: Any) -> Array | UnsignedByte:
     """A new array, or the dtype of unsigned bytes; nothing else can be called."""
-    kind = function.kind if isinstance(function, Name) and isinstance(arguments, tuple) else None
+    kind = function.kind if isinstance(function, NumpyName) and isinstance(arguments, tuple) else None
     if kind == "array":
         return Array()
     if kind == "dtype" and arguments and arguments[0] in ("u1", b"u1"):

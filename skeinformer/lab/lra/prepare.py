@@ -1,8 +1,6 @@
 """Prepare a task of the Long Range Arena, from official files or by a generator, as one store."""
 
-import math
 import os
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,19 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from skeinformer.lab.lra import image, listops, pathfinder, retrieval, text
 from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.pathfinder import PathfinderSettings
 from skeinformer.lab.lra.store import SPLITS, Example, Store, check_free, open_store, write_store
+from skeinformer.lab.progress import Lines, bars, status
 from skeinformer.registry import check_count
 
 GENERATOR = "generator"  # the source of a store that was not made from files
 SHOW_EVERY = 100  # examples between two updates of a bar
-SECONDS_BETWEEN_LINES = 5.0  # where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +130,7 @@ def prepare_store(task: Target, console: Console) -> Path:
     with ExitStack() as closing:
         with _reading(console, task):
             prepared = PREPARE[type(task)](task, closing)
-        with _progress(console, prepared.totals) as on_example:
+        with _writing(console, prepared.totals) as on_example:
             write_store(task.out, prepared.splits, overwrite=task.overwrite, on_example=on_example, **prepared.facts)
     console.print(store_table(open_store(task.out)))
     return task.out
@@ -276,11 +272,9 @@ def _reading(console: Console, task: Target) -> Iterator[None]:
     source = getattr(task, "source", None) or getattr(task, "papers", None)
     if source is None:
         yield
-    elif console.is_terminal:
-        with console.status(escape(f"reading {source.name}")):
-            yield
-    else:
-        console.print(f"reading {source.name}", markup=False, soft_wrap=True)
+        return
+    with status(console) as show:
+        show(f"reading {source.name}")
         yield
 
 
@@ -288,36 +282,27 @@ OnExample = Callable[[str, int], None]
 
 
 @contextmanager
-def _progress(console: Console, totals: Mapping[str, int]) -> Iterator[OnExample]:
+def _writing(console: Console, totals: Mapping[str, int]) -> Iterator[OnExample]:
     """Shows how many examples are written: bars in a terminal, else a line now and then."""
     if not console.is_terminal:
-        yield _lines(console, totals)
+        lines = Lines(console, at_once=True)
+
+        def say(split: str, done: int) -> None:
+            of = f" of {totals[split]:,}" if split in totals else ""
+            lines.say(f"{split}: {done:,}{of}", anyway=done == totals.get(split))
+
+        yield say
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
-        bars = {name: progress.add_task(name, total=totals.get(name), start=False) for name in SPLITS}
+    with bars(console, "title", "bar", "count", "elapsed", "remaining", transient=True) as progress:
+        tasks = {name: progress.add_task(name, total=totals.get(name), start=False) for name in SPLITS}
 
         def show(split: str, done: int) -> None:
             if done == 1:
-                progress.start_task(bars[split])
+                progress.start_task(tasks[split])
             if done % SHOW_EVERY == 0 or done == totals.get(split):
-                progress.update(bars[split], completed=done)
+                progress.update(tasks[split], completed=done)
 
         yield show
-
-
-def _lines(console: Console, totals: Mapping[str, int]) -> OnExample:
-    last = -math.inf  # the first example is shown at once
-
-    def show(split: str, done: int) -> None:
-        nonlocal last
-        if done != totals.get(split) and time.monotonic() < last + SECONDS_BETWEEN_LINES:
-            return
-        last = time.monotonic()
-        of = f" of {totals[split]:,}" if split in totals else ""
-        console.print(f"{split}: {done:,}{of}", markup=False, soft_wrap=True)
-
-    return show
 
 
 def store_table(store: Store) -> Table:

@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from skeinformer.registry import check_count
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 AHEAD = 4  # pieces of work per process that may be waiting or done, so that memory stays small
 
 
 def in_order(
-    make: Callable[[range], list[Result]], count: int | None = None, *, workers: int = 1, piece: int = 32
-) -> Generator[Result, None, None]:
+    make: Callable[[range], list[T]], count: int | None = None, *, workers: int = 1, piece: int = 32
+) -> Generator[T, None, None]:
     """What `make` gives for range(0, piece), range(piece, 2 piece), ..., one result after the other.
 
     `count` indices in all, without end if it is None. The results do not depend on `workers` if `make` depends on its
@@ -41,7 +41,7 @@ def in_order(
     context = multiprocessing.get_context(method)
     context.set_forkserver_preload([__name__])  # torch and numpy are imported once, not by each worker
     pool = ProcessPoolExecutor(workers, context, initializer=_end_with_parent)
-    waiting: deque[Future[list[Result]]] = deque()
+    waiting: deque[Future[list[T]]] = deque()
     try:
         for indices in itertools.islice(pieces, AHEAD * workers):
             waiting.append(pool.submit(make, indices))

@@ -18,17 +18,17 @@ from torch import Tensor
 
 from skeinformer.attention import Attention
 from skeinformer.compare.contender import OFFERED, Contender, build_contender, has_budget
-from skeinformer.compare.measure import (
+from skeinformer.compare.measure import frobenius_error
+from skeinformer.lab.device import device_field
+from skeinformer.lab.measure.errors import (
     exact_attention,
     finite,
-    frobenius_error,
     input_gradients,
     mean_cosine,
     relative_error,
     row_error,
     spectral_error,
 )
-from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.pretrained import (
     WEIGHTS,
     Pretrained,
@@ -39,8 +39,8 @@ from skeinformer.lab.measure.pretrained import (
     project_qkv,
     up_to_tokens,
 )
-from skeinformer.lab.measure.work import OnStep, Work, now, silent
 from skeinformer.lab.records import Ledger, Record, Value, key_of, machine
+from skeinformer.lab.work import OnStep, Work, now, silent
 from skeinformer.registry import check_choice, check_count
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -141,7 +141,7 @@ class Case(NamedTuple):
         return self.contender.label + (f", d = {self.budget}" if self.budget else "")
 
 
-class Input(NamedTuple):
+class Projected(NamedTuple):
     """Which queries, keys and values: the piece of text, its length, and the projections."""
 
     trial: int
@@ -150,7 +150,7 @@ class Input(NamedTuple):
     layer: int
 
 
-class Source(NamedTuple):
+class TextSource(NamedTuple):
     """The model, as many tokens of the text as the experiment needs, and where queries, keys and values go."""
 
     pretrained: Pretrained
@@ -161,7 +161,7 @@ class Source(NamedTuple):
         """What enters the layers on the piece of text of a trial: (n, width) each."""
         return hidden_states(self.pretrained, self.tokens[trial * n : (trial + 1) * n], layers)
 
-    def qkv(self, states: dict[int, Tensor], about: Input, seed: int) -> QKV:
+    def qkv(self, states: dict[int, Tensor], about: Projected, seed: int) -> QKV:
         """Q, K and V, (1, h, n, p) each; `seed` is the experiment's."""
         seed = stream_seed(seed, about.trial, "weights")
         q, k, v = project_qkv(self.pretrained, states[about.layer], about.layer, weights=about.weights, seed=seed)
@@ -194,7 +194,7 @@ def stream_seed(seed: int, trial: int, stream: str) -> int:
     return int(np.random.SeedSequence((seed, trial, STREAMS.index(stream))).generate_state(1)[0])
 
 
-def load_source(experiment: Experiment, trials: int) -> Source:
+def load_source(experiment: Experiment, trials: int) -> TextSource:
     """The model and the tokens of `trials` pieces of the greatest length; a ValueError says what is missing."""
     text = load_text(experiment.text, dict(experiment.where))
     pretrained = load_model(experiment.model)
@@ -207,11 +207,11 @@ def load_source(experiment: Experiment, trials: int) -> Source:
             f"the text has {len(tokens)} tokens, enough for {len(tokens) // n} trials of {n} tokens, but {trials} are "
             "asked for; give a longer text, fewer trials or smaller lengths"
         )
-    return Source(pretrained, tokens, experiment.device)
+    return TextSource(pretrained, tokens, experiment.device)
 
 
 def error_records(
-    experiment: Experiment, source: Source, present: Iterable[Record] = (), on_step: OnStep = silent
+    experiment: Experiment, source: TextSource, present: Iterable[Record] = (), on_step: OnStep = silent
 ) -> Iterator[Record]:
     """A Record of each trial that `present` does not hold, as soon as it is measured.
 
@@ -222,7 +222,7 @@ def error_records(
     errors = (record for record in present if record.get("kind") == "approx" or record.get("part") == "errors")
     done = Ledger((*KEYS, "trial"), errors)
     sizes = (range(experiment.trials), experiment.lengths, experiment.weights, experiment.layers)
-    inputs = [Input(*values) for values in dict.fromkeys(product(*sizes))]
+    inputs = [Projected(*values) for values in dict.fromkeys(product(*sizes))]
     total = 0.0
     for about in inputs:
         if left := missing_cases(experiment, about, done):
@@ -237,7 +237,7 @@ def error_records(
                 yield {"kind": "approx", **common, **record}
 
 
-def missing_cases(experiment: Experiment, about: Input, done: Ledger) -> list[Case]:
+def missing_cases(experiment: Experiment, about: Projected, done: Ledger) -> list[Case]:
     """The cases that have not been measured on an input, nor been refused by their method in any trial."""
     known: Record = {**experiment.common, **about._asdict()}
     return [
@@ -248,7 +248,12 @@ def missing_cases(experiment: Experiment, about: Input, done: Ledger) -> list[Ca
 
 
 def input_records(
-    experiment: Experiment, about: Input, left: Sequence[Case], source: Source, states: dict[int, Tensor], work: Work
+    experiment: Experiment,
+    about: Projected,
+    left: Sequence[Case],
+    source: TextSource,
+    states: dict[int, Tensor],
+    work: Work,
 ) -> Iterator[Record]:
     """What one input shows of each case, or why it shows nothing."""
     trial, n, weights, layer = about

@@ -5,7 +5,7 @@ values of the first weights, layer and trial: what slows the machine down slows 
 round. A method that only takes shared queries and keys gets the queries as keys; that changes no size.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,29 +14,27 @@ from torch.nn import functional as F
 
 from skeinformer.compare.contender import OFFERED
 from skeinformer.compare.measure import quartiles, ratio
-from skeinformer.lab.measure.approx import QKV, Case, Experiment, Input, Source, cases, stream_seed
+from skeinformer.lab.measure.approx import QKV, Case, Experiment, Projected, TextSource, cases, stream_seed
 from skeinformer.lab.measure.flops import flop_counter
 from skeinformer.lab.measure.memory import peak_memory
-from skeinformer.lab.measure.speed import both_run, forward_run, quartile_fields, timed_rounds
-from skeinformer.lab.measure.work import OnStep, Work, now, silent
+from skeinformer.lab.measure.speed import Action, both_run, forward_run, quartile_fields, timed_rounds
 from skeinformer.lab.records import Ledger, Record, machine
+from skeinformer.lab.work import OnStep, Work, now, silent
 
 TIME_KEYS = ("model", "layer", "n", "method", "options", "budget", "batch", "threads", "device")
 REFERENCE = "sdpa"
 BOTH = 4.5  # a forward pass, and a forward and a backward pass, in forward passes
 
-Run = Callable[[], object]
-
 
 class Runs(NamedTuple):
     """A forward pass, and a forward and backward pass, as functions without arguments; every call draws anew."""
 
-    forward: Run
-    both: Run
+    forward: Action
+    both: Action
 
 
 def time_records(
-    experiment: Experiment, source: Source, present: Iterable[Record] = (), on_step: OnStep = silent
+    experiment: Experiment, source: TextSource, present: Iterable[Record] = (), on_step: OnStep = silent
 ) -> Iterator[Record]:
     """A Record of kind "approx_time" for each n, d and contender that `present` does not hold.
 
@@ -67,7 +65,7 @@ def time_records(
     total = sum((rounds + 2) * BOTH * (n * n + sum(case.cost(n) for case in left)) for n, _, left in groups)
     work = Work(total, on_step)
     for n, d, left in groups:
-        qkv = source.qkv(source.states(0, n, [layer]), Input(0, n, weights, layer), experiment.seed)
+        qkv = source.qkv(source.states(0, n, [layer]), Projected(0, n, weights, layer), experiment.seed)
         shape: Record = {"n": n, "heads": qkv[0].shape[1], "head_dim": qkv[0].shape[3]}
         place = f"time at n = {n:,}" + (f", d = {d}" if d else "")
         for record in _time(left, qkv, rounds, stream_seed(experiment.seed, 0, "draws"), place, work):

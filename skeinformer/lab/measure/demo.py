@@ -10,23 +10,17 @@ from torch import Tensor
 
 from skeinformer.attention import Attention, build
 from skeinformer.attention.certificate import bound_of_mean
-from skeinformer.compare.measure import (
-    exact_attention,
-    finite,
-    interleaved,
-    quartiles,
-    ratio,
-    relative_error,
-)
+from skeinformer.compare.measure import interleaved, quartiles, ratio
+from skeinformer.lab.measure.errors import exact_attention, finite, relative_error
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.pretrained import first_tokens, load_model, load_text, pretrained_qkv
 from skeinformer.lab.measure.speed import quartile_fields
-from skeinformer.lab.measure.work import OnStep, now, part_of, silent
 from skeinformer.lab.records import Record, machine
+from skeinformer.lab.work import OnStep, now, part_of, silent
 from skeinformer.registry import check_count
 
 
-class Contender(NamedTuple):
+class DemoContender(NamedTuple):
     """A row of the demo: a name of METHODS, its budget and its other options where it has any."""
 
     method: str
@@ -41,19 +35,21 @@ class Contender(NamedTuple):
         return {"method": self.method, "options": options, "label": self.label, "budget": self.budget}
 
 
-EXACT_ATTENTION = Contender("softmax", "Exact attention")
-FAST = Contender("cluster", "Cluster sketch, fast", 16)
-ACCURATE = Contender("cluster", "Cluster sketch, accurate", 128, (("quality", "accurate"),))
-FLOOR = Contender("vmean", "V-mean, the floor")  # every row the mean of the values: what no attention at all would do
+EXACT_ATTENTION = DemoContender("softmax", "Exact attention")
+FAST = DemoContender("cluster", "Cluster sketch, fast", 16)
+ACCURATE = DemoContender("cluster", "Cluster sketch, accurate", 128, (("quality", "accurate"),))
+FLOOR = DemoContender(
+    "vmean", "V-mean, the floor"
+)  # every row the mean of the values: what no attention at all would do
 
 
-def contenders(budget: int, pilots: int) -> list[Contender]:
+def contenders(budget: int, pilots: int) -> list[DemoContender]:
     """Exact attention, Skeinformer, the cluster sketch in both qualities, and V-mean as the floor."""
     check_count("budget", budget)
     check_count("pilots", pilots)
     return [
         EXACT_ATTENTION,
-        Contender("skeinformer", "Skeinformer", budget, (("num_pilots", pilots),)),
+        DemoContender("skeinformer", "Skeinformer", budget, (("num_pilots", pilots),)),
         FAST,
         ACCURATE,
         FLOOR,
@@ -112,7 +108,7 @@ def attention_records(
 
 @torch.no_grad()
 def _measure(
-    field: Sequence[Contender],
+    field: Sequence[DemoContender],
     qkv: tuple[Tensor, Tensor, Tensor],
     rounds: int,
     seed: int,
@@ -148,13 +144,13 @@ def _measure(
         yield {**rows[contender.label], **times(seconds[contender.label], seconds[field[0].label])}
 
 
-def _build(contender: Contender, head_dim: int) -> Attention:
+def _build(contender: DemoContender, head_dim: int) -> Attention:
     options: dict[str, Any] = dict(contender.options)
     return build(contender.method, head_dim=head_dim, budget=contender.budget, **options).eval()
 
 
 def _memory_and_error(
-    contender: Contender,
+    contender: DemoContender,
     module: Attention,
     run: Callable[[], Tensor],
     qkv: tuple[Tensor, Tensor, Tensor],

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from skeinformer import huggingface
 from skeinformer.compare.run import compare
-from skeinformer.lab.measure.demo import ACCURATE, EXACT_ATTENTION, FAST, Contender, common_fields, times
+from skeinformer.lab.measure.demo import ACCURATE, EXACT_ATTENTION, FAST, DemoContender, common_fields, times
 from skeinformer.lab.measure.nearness import nearness
 from skeinformer.lab.measure.pretrained import (
     Pretrained,
@@ -21,8 +21,8 @@ from skeinformer.lab.measure.pretrained import (
     long_positions,
     up_to_tokens,
 )
-from skeinformer.lab.measure.work import OnStep, silent
 from skeinformer.lab.records import Record
+from skeinformer.lab.work import OnStep, silent
 from skeinformer.registry import check_count
 
 FIELD = (EXACT_ATTENTION, FAST, ACCURATE)
@@ -47,8 +47,8 @@ def embedding_records(
     on_step("passages: loading the model and the text", 0.0)
     pretrained = load_model(model)
     tokens = spread_passages(load_text(text), pretrained.tokenizer, passages, length)
-    rows: dict[Contender, list[Tensor]] = {contender: [] for contender in FIELD}
-    seconds: dict[Contender, list[float]] = {contender: [] for contender in FIELD}
+    rows: dict[DemoContender, list[Tensor]] = {contender: [] for contender in FIELD}
+    seconds: dict[DemoContender, list[float]] = {contender: [] for contender in FIELD}
     calls = [FIELD[(i + j) % len(FIELD)] for i in range(passages) for j in range(len(FIELD))]
     huggingface.register(seed=seed, min_length=0)
     try:
@@ -86,7 +86,7 @@ def spread_passages(text: str, tokenizer: Any, count: int, n: int) -> Tensor:
 
 
 @torch.no_grad()
-def embed(pretrained: Pretrained, tokens: Tensor, contender: Contender, seed: int) -> Tensor:
+def embed(pretrained: Pretrained, tokens: Tensor, contender: DemoContender, seed: int) -> Tensor:
     """The mean of the last hidden states of tokens (n,), scaled to length 1: (width,)."""
     model: Any = pretrained.model
     exact = contender == EXACT_ATTENTION

@@ -17,23 +17,23 @@ from skeinformer.compare.measure import quartiles, ratio
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.speed import (
     IDENTITY,
-    Run,
-    Sizes,
+    Action,
+    InputSizes,
     both_run,
     quartile_fields,
     random_inputs,
     timed_rounds,
 )
-from skeinformer.lab.measure.work import OnSkip, OnStep, now, silent
 from skeinformer.lab.records import Ledger, Record, machine
+from skeinformer.lab.work import OnSkip, OnStep, now, silent
 from skeinformer.registry import check_choice, check_count
 
 
-class Pair(NamedTuple):
+class BesidePeer(NamedTuple):
     """Both as functions without arguments: the output and its gradients."""
 
-    ours: Run
-    theirs: Run
+    ours: Action
+    theirs: Action
 
 
 class Peer(NamedTuple):
@@ -45,17 +45,17 @@ class Peer(NamedTuple):
     package: str
     module: str
     spec: str
-    make: Callable[[Any, Any, Sizes, int], Pair]
+    make: Callable[[Any, Any, InputSizes, int], BesidePeer]
 
 
-def performer_pytorch(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
+def performer_pytorch(module: Any, ours: Any, sizes: InputSizes, budget: int) -> BesidePeer:
     """FastAttention takes q, k and v. Its features stay the same from call to call."""
     theirs = module.FastAttention(sizes.head_dim, nb_features=budget).to(sizes.device)
     inputs = random_inputs(sizes)
-    return Pair(both_run(ours, inputs), both_run(theirs, inputs))
+    return BesidePeer(both_run(ours, inputs), both_run(theirs, inputs))
 
 
-def reformer_pytorch(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
+def reformer_pytorch(module: Any, ours: Any, sizes: InputSizes, budget: int) -> BesidePeer:
     """LSHAttention takes shared queries and keys, and batch and heads as one dimension."""
     theirs = module.LSHAttention(
         bucket_size=ours.options.chunk_size,
@@ -70,10 +70,10 @@ def reformer_pytorch(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
         return output.view(v.shape)
 
     attend(q, v)  # its own limits on the length are errors here
-    return Pair(both_run(lambda q, v: ours(q, q, v), (q, v)), both_run(attend, (q, v)))
+    return BesidePeer(both_run(lambda q, v: ours(q, q, v), (q, v)), both_run(attend, (q, v)))
 
 
-def nystrom_attention(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
+def nystrom_attention(module: Any, ours: Any, sizes: InputSizes, budget: int) -> BesidePeer:
     """A layer with one projection to q, k and v and one back; without its convolution, which ours is built without."""
     theirs = module.NystromAttention(
         width(sizes), dim_head=sizes.head_dim, heads=sizes.heads, num_landmarks=budget, residual=False
@@ -86,7 +86,7 @@ def nystrom_attention(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair
     return layers(layer, theirs, ours, sizes)
 
 
-def linformer(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
+def linformer(module: Any, ours: Any, sizes: InputSizes, budget: int) -> BesidePeer:
     """A layer with projections to q, k, v and back, and two learned combinations of tokens."""
     theirs = module.LinformerSelfAttention(width(sizes), seq_len=sizes.n, k=budget, heads=sizes.heads).to(sizes.device)
 
@@ -97,7 +97,7 @@ def linformer(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
     return layers(layer, theirs, ours, sizes)
 
 
-def big_bird(module: Any, ours: Any, sizes: Sizes, budget: int) -> Pair:
+def big_bird(module: Any, ours: Any, sizes: InputSizes, budget: int) -> BesidePeer:
     """transformers' self-attention with projections to q, k and v, in training: only there are blocks random."""
     config = module.BigBirdConfig(
         hidden_size=width(sizes),
@@ -157,7 +157,7 @@ def peer_records(
         check_choice("method with a peer", method, dict.fromkeys(parse(peer.spec).method for peer in peers))
     started = now()
     present = Ledger(IDENTITY, known)
-    sizes = Sizes(n, batch, heads, head_dim, device=device)
+    sizes = InputSizes(n, batch, heads, head_dim, device=device)
     for index, peer in enumerate(peers):
         contender = parse(peer.spec)
         settings = _settings(peer, contender, sizes, budget)
@@ -195,22 +195,22 @@ def layers(
     layer: Callable[[Tensor], Tensor],
     theirs: Any,
     ours: Any,
-    sizes: Sizes,
+    sizes: InputSizes,
     call: Callable[[Tensor], Tensor] | None = None,
-) -> Pair:
+) -> BesidePeer:
     """Our layer and theirs (`call`, or the module itself) on the same x, (b, n, h p), with the gradients of all."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(sizes.batch, sizes.n, width(sizes), generator=generator).to(sizes.device).requires_grad_()
     parameters = (*theirs.parameters(), *ours.parameters())
-    return Pair(both_run(layer, (x,), parameters), both_run(call or theirs, (x,), parameters))
+    return BesidePeer(both_run(layer, (x,), parameters), both_run(call or theirs, (x,), parameters))
 
 
-def width(sizes: Sizes) -> int:
+def width(sizes: InputSizes) -> int:
     """h p, the width of a layer."""
     return sizes.heads * sizes.head_dim
 
 
-def split(x: Tensor, sizes: Sizes) -> Tensor:
+def split(x: Tensor, sizes: InputSizes) -> Tensor:
     return x.reshape(sizes.batch, sizes.n, sizes.heads, sizes.head_dim).transpose(1, 2)  # (b, h, n, p)
 
 
@@ -218,7 +218,7 @@ def merge(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)  # (b, n, h p)
 
 
-def _settings(peer: Peer, contender: Contender, sizes: Sizes, budget: int) -> Record:
+def _settings(peer: Peer, contender: Contender, sizes: InputSizes, budget: int) -> Record:
     return {
         "kind": "bench_peer",
         "method": contender.method,

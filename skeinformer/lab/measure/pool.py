@@ -9,8 +9,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
+
+from skeinformer.lab.threads import use_threads
 
 OnMessage = Callable[[str], None]
 """Told what the first process does."""
@@ -96,7 +97,7 @@ class Pool:
 def _work(pipe: Connection, rank: int, ranks: int, threads: int, store: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, which ends it
     try:
-        torch.set_num_threads(threads)
+        use_threads(threads)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
         while True:
             function, arguments = pipe.recv()

@@ -26,8 +26,8 @@ from skeinformer.lab.measure.speed import (
     DTYPES,
     IDENTITY,
     MODES,
-    Run,
-    Sizes,
+    Action,
+    InputSizes,
     both_run,
     forward_run,
     matmul_peak,
@@ -35,8 +35,8 @@ from skeinformer.lab.measure.speed import (
     random_inputs,
     timed_rounds,
 )
-from skeinformer.lab.measure.work import OnSkip, OnStep, now, part_of, silent
 from skeinformer.lab.records import Ledger, Record, machine
+from skeinformer.lab.work import OnSkip, OnStep, now, part_of, silent
 from skeinformer.registry import check_choice, check_count, check_number
 
 GATHERED = "all_gather_sdpa"
@@ -47,7 +47,7 @@ BACKWARD = 2.5  # multiply-adds of exact attention's gradient, as a multiple of 
 class Task(NamedTuple):
     """What all processes measure together."""
 
-    sizes: Sizes  # n is that of all processes
+    sizes: InputSizes  # n is that of all processes
     mode: str
     budget: int
     contenders: tuple[Contender, ...]
@@ -56,7 +56,7 @@ class Task(NamedTuple):
     seed: int
 
 
-class Found(NamedTuple):
+class OfProcess(NamedTuple):
     """Of one process."""
 
     seconds: list[float]
@@ -103,7 +103,9 @@ def process_records(
     for ranks, totals in points.items():
         tasks = []
         for n, mode in product(totals, modes):
-            task = Task(Sizes(n, batch, heads, head_dim, dtype), mode, budget, tuple(contenders), True, rounds, seed)
+            task = Task(
+                InputSizes(n, batch, heads, head_dim, dtype), mode, budget, tuple(contenders), True, rounds, seed
+            )
             wanted = [_settings(task, contender, ranks, threads) for contender in (None, *contenders)]
             if any(settings not in present for settings in wanted):
                 tasks.append(task)
@@ -139,11 +141,11 @@ def exact_flops(task: Task, ranks: int) -> float:
     return 4.0 * batch * heads * (n / ranks) * n * width * (1 if task.mode == "forward" else 1 + BACKWARD)
 
 
-def measure_share(tell: OnMessage, task: Task) -> dict[str, Found]:
+def measure_share(tell: OnMessage, task: Task) -> dict[str, OfProcess]:
     """In a process of the pool: this rank's times, memory and traffic of every contender."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     inputs = random_inputs(task.sizes._replace(n=task.sizes.n // ranks), task.seed + rank, task.mode == "both")
-    runs: dict[str, Run] = {}
+    runs: dict[str, Action] = {}
     received: dict[str, int] = {}
     if task.exact:
         runs[GATHERED] = _run(exact_over_gathered, inputs, task.mode)
@@ -169,7 +171,7 @@ def measure_share(tell: OnMessage, task: Task) -> dict[str, Found]:
         setup=dict.fromkeys(runs, dist.barrier),
         agree=_slowest,
     )
-    return {name: Found(seconds[name], peaks[name], received[name]) for name in runs}
+    return {name: OfProcess(seconds[name], peaks[name], received[name]) for name in runs}
 
 
 def exact_over_gathered(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -181,7 +183,7 @@ def exact_over_gathered(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, keys, values)
 
 
-def _run(call: Callable[..., Tensor], inputs: Sequence[Tensor], mode: str) -> Run:
+def _run(call: Callable[..., Tensor], inputs: Sequence[Tensor], mode: str) -> Action:
     parameters = list(call.parameters()) if isinstance(call, nn.Module) else []
     return forward_run(call, inputs) if mode == "forward" else both_run(call, inputs, parameters)
 
@@ -202,7 +204,7 @@ def _records(task: Task, ranks: int, threads: int, pool: Pool, step: OnStep) -> 
         said += 1
         step(detail, said / steps)
 
-    shares: list[dict[str, Found]] = pool.run(measure_share, task, on_message=on_message)
+    shares: list[dict[str, OfProcess]] = pool.run(measure_share, task, on_message=on_message)
     # the time of a round is that of the slowest rank
     times = {
         name: [max(each) for each in zip(*(share[name].seconds for share in shares), strict=True)] for name in names

@@ -20,8 +20,8 @@ from skeinformer.compare.measure import Quartiles, interleaved, quartiles, ratio
 from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.flops import count_multiply_adds, executed_flops
 from skeinformer.lab.measure.memory import peak_memory
-from skeinformer.lab.measure.work import OnSkip, OnStep, now, part_of, silent
 from skeinformer.lab.records import Ledger, Record, Value, key_of, machine
+from skeinformer.lab.work import OnSkip, OnStep, now, part_of, silent
 from skeinformer.registry import check_choice, check_count, check_number
 
 MODES = ("forward", "both")
@@ -47,10 +47,10 @@ IDENTITY = (
     "device",
 )
 
-Run = Callable[[], object]
+Action = Callable[[], object]
 
 
-class Sizes(NamedTuple):
+class InputSizes(NamedTuple):
     """Of the inputs: b, h, n, p, their dtype and where they are."""
 
     n: int
@@ -168,7 +168,7 @@ def bench_records(
     speed = cache(partial(matmul_peak, DTYPES[dtype], device))
     done, share = 0.0, 1 / sum(lengths) / len(modes)
     for n in lengths:
-        sizes = Sizes(n, long_batch if n >= long_from else batch, heads, head_dim, dtype, device)
+        sizes = InputSizes(n, long_batch if n >= long_from else batch, heads, head_dim, dtype, device)
         for mode in modes:
             field = {}
             for entry in (sdpa_entry(head_dim), *entries):
@@ -210,40 +210,7 @@ def expected_seconds(settings: Record, history: Sequence[Record]) -> float | Non
     return _number(last, "seconds") * max(tokens, flops)
 
 
-def crossover(ns: Sequence[int], ratios: Sequence[float]) -> float | None:
-    """The length from which a method is faster than SDPA: where `ratios`, SDPA's time / its own, pass 1 for good.
-
-    Interpolated between neighbours on logarithmic axes; the smallest n where it is faster at all, None where it is not
-    at the greatest.
-    """
-    points = sorted(zip(ns, ratios, strict=True))
-    slower = [index for index, (_, value) in enumerate(points) if value <= 1]
-    if not slower:
-        return float(points[0][0]) if points else None
-    last = slower[-1]
-    if last == len(points) - 1:
-        return None
-    (n1, ratio1), (n2, ratio2) = points[last : last + 2]
-    weight = -math.log(ratio1) / (math.log(ratio2) - math.log(ratio1))
-    return math.exp(math.log(n1) + weight * (math.log(n2) - math.log(n1)))
-
-
-def faster_from(ns: Sequence[int], ratios: Sequence[float]) -> str:
-    """Where a method is faster than SDPA, in words: "from n = 2,048" only where it was slower at a shorter length."""
-    length = crossover(ns, ratios)
-    if length is None:
-        return f"not at n = {max(ns):,}"
-    if all(value > 1 for value in ratios):
-        return "at all n measured" if len(set(ns)) > 1 else f"at n = {ns[0]:,}"
-    return f"from n = {length:,.0f}"
-
-
-def growth_exponent(n1: float, t1: float, n2: float, t2: float) -> float:
-    """a in t ~ n^a between two lengths: 1 is linear, 2 quadratic. For times per example where the batches differ."""
-    return math.log(t2 / t1) / math.log(n2 / n1)
-
-
-def random_inputs(sizes: Sizes, seed: int = 0, requires_grad: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def random_inputs(sizes: InputSizes, seed: int = 0, requires_grad: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Standard normal q, k and v, (b, h, n, p): the same numbers on every device."""
     generator = torch.Generator().manual_seed(seed)
     shape = (sizes.batch, sizes.heads, sizes.n, sizes.head_dim)
@@ -251,7 +218,7 @@ def random_inputs(sizes: Sizes, seed: int = 0, requires_grad: bool = True) -> tu
     return q.requires_grad_(requires_grad), k.requires_grad_(requires_grad), v.requires_grad_(requires_grad)
 
 
-def forward_run(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Run:
+def forward_run(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Action:
     """A call without gradients, as a function without arguments."""
 
     def run() -> object:
@@ -261,7 +228,7 @@ def forward_run(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Run:
     return run
 
 
-def both_run(call: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> Run:
+def both_run(call: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> Action:
     """A call and the gradients of inputs and parameters, those that it has, for a fixed gradient of the output.
 
     The output has the shape of the last input, (b, h, n, p), and its gradient the layout that a model hands back: the
@@ -278,11 +245,11 @@ def both_run(call: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: 
 
 
 def timed_rounds(
-    runs: Mapping[str, Run],
+    runs: Mapping[str, Action],
     rounds: int,
     on_round: Callable[[int, dict[str, list[float]]], None] | None = None,
     *,
-    setup: Mapping[str, Run] = {},
+    setup: Mapping[str, Action] = {},
     agree: Callable[[dict[str, float]], dict[str, float]] = dict,
 ) -> dict[str, list[float]]:
     """Seconds of one call of every function in each of `rounds` interleaved rounds.
@@ -313,7 +280,7 @@ def quartile_fields(name: str, values: Quartiles | None) -> Record:
 
 def _measure(
     field: Mapping[str, tuple[Entry, Record]],
-    sizes: Sizes,
+    sizes: InputSizes,
     mode: str,
     rounds: int,
     seed: int,
@@ -321,7 +288,7 @@ def _measure(
 ) -> Iterator[Record]:
     """The records of one length and mode, all from the same rounds."""
     inputs = random_inputs(sizes, seed, requires_grad=mode == "both")
-    runs: dict[str, Run] = {}
+    runs: dict[str, Action] = {}
     peaks: dict[str, int] = {}
     executed: dict[str, int] = {}
     steps = len(field) + rounds + 1
@@ -352,7 +319,7 @@ def _measure(
         }
 
 
-def _run_of(entry: Entry, inputs: tuple[Tensor, Tensor, Tensor], mode: str) -> Run:
+def _run_of(entry: Entry, inputs: tuple[Tensor, Tensor, Tensor], mode: str) -> Action:
     call = entry.make(inputs[0].shape[-2])
     parameters: list[Tensor] = []
     if isinstance(call, nn.Module):
@@ -361,7 +328,7 @@ def _run_of(entry: Entry, inputs: tuple[Tensor, Tensor, Tensor], mode: str) -> R
     return forward_run(call, inputs) if mode == "forward" else both_run(call, inputs, parameters)
 
 
-def _settings(entry: Entry, sizes: Sizes, mode: str) -> Record:
+def _settings(entry: Entry, sizes: InputSizes, mode: str) -> Record:
     """What tells the record of an entry from others."""
     return {
         "kind": "bench",
@@ -375,7 +342,7 @@ def _settings(entry: Entry, sizes: Sizes, mode: str) -> Record:
     }
 
 
-def _repeat(run: Run, count: int) -> None:
+def _repeat(run: Action, count: int) -> None:
     for _ in range(count):
         run()
 

@@ -9,10 +9,10 @@ from skeinformer.compare.contender import Contender, has_budget
 from skeinformer.compare.measure import quartiles, ratio
 from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.memory import peak_memory
-from skeinformer.lab.measure.speed import IDENTITY, Run, quartile_fields, timed_rounds
-from skeinformer.lab.measure.work import OnStep, now, part_of, silent
+from skeinformer.lab.measure.speed import IDENTITY, Action, quartile_fields, timed_rounds
 from skeinformer.lab.records import Ledger, Record, machine
 from skeinformer.lab.training.model import Classifier, ModelConfig
+from skeinformer.lab.work import OnStep, now, part_of, silent
 from skeinformer.registry import check_count
 
 STANDARD = Contender("softmax")
@@ -47,7 +47,7 @@ def step_records(
         return
     field = dict.fromkeys((STANDARD, *missing))
     step = part_of(on_step, f"training step, n = {n:,}", 0, 1 / (len(field) + rounds))
-    runs, peaks = dict[str, Run](), dict[str, int]()
+    runs, peaks = dict[str, Action](), dict[str, int]()
     for index, contender in enumerate(field):
         step(f"memory of {contender.label}", index)
         runs[contender.spec] = training_step(contender, n, batch, budget, seed, device)
@@ -71,7 +71,7 @@ def step_records(
         }
 
 
-def training_step(contender: Contender, n: int, batch: int, budget: int, seed: int = 0, device: str = "cpu") -> Run:
+def training_step(contender: Contender, n: int, batch: int, budget: int, seed: int = 0, device: str = "cpu") -> Action:
     """A step of the paper's model for Text, as a function without arguments; it changes the weights every time."""
     size, options = contender.settings(budget)
     config = ModelConfig(

@@ -31,7 +31,7 @@ ORDER = ("skeinformer", "informer", "vmean", "linformer")  # the paper's, by gro
 RATIO = "spectral_to_vmean"
 
 
-class Measure(NamedTuple):
+class ErrorMeasure(NamedTuple):
     """A measure of the error that Figure 1 can show, and the greatest value that it shows."""
 
     name: str
@@ -41,12 +41,12 @@ class Measure(NamedTuple):
 
 NEAR = 1.1  # of errors over V-mean's: what is far above would hide the small differences
 MEASURES = {
-    "spectral": Measure("spectral, absolute (the paper's)", "spectral error |BV - R|"),
-    RATIO: Measure("spectral, over V-mean's", "spectral error / V-mean's", NEAR),
-    "spectral_relative": Measure("spectral, relative", "relative spectral error"),
-    "frobenius_relative": Measure("Frobenius, relative", "relative Frobenius error"),
-    "row": Measure("largest row, relative", "relative error of the largest row"),
-    "gradient": Measure("gradients, relative", "relative error of the gradients"),
+    "spectral": ErrorMeasure("spectral, absolute (the paper's)", "spectral error |BV - R|"),
+    RATIO: ErrorMeasure("spectral, over V-mean's", "spectral error / V-mean's", NEAR),
+    "spectral_relative": ErrorMeasure("spectral, relative", "relative spectral error"),
+    "frobenius_relative": ErrorMeasure("Frobenius, relative", "relative Frobenius error"),
+    "row": ErrorMeasure("largest row, relative", "relative error of the largest row"),
+    "gradient": ErrorMeasure("gradients, relative", "relative error of the gradients"),
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Literal, NamedTuple
 
-from skeinformer.lab.measure.speed import crossover, faster_from, growth_exponent
+from skeinformer.lab.measure.crossing import crossover, faster_from, growth_exponent
 from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.figures import Panel, Series, Styles, grid_html
 from skeinformer.lab.report.format import (
@@ -27,7 +27,7 @@ MODES = {"forward": "forward", "both": "forward and backward"}
 FIELDS = frozenset({"mode", "n", "budget", "label"})
 
 
-class Setting(NamedTuple):
+class BenchSetting(NamedTuple):
     """What is the same within a panel. The batch is not: it may depend on n."""
 
     mode: str
@@ -232,15 +232,15 @@ def _with_device(records: Iterable[Record]) -> list[Record]:
     return [{**record, "device": record.get("device") or "cpu"} for record in records]
 
 
-def _settings(records: Iterable[Record]) -> dict[Setting, list[Record]]:
+def _settings(records: Iterable[Record]) -> dict[BenchSetting, list[Record]]:
     """The records by setting, forward before backward."""
-    found: dict[Setting, list[Record]] = {}
+    found: dict[BenchSetting, list[Record]] = {}
     for record in records:
-        found.setdefault(Setting(*(str(record.get(name)) for name in Setting._fields)), []).append(record)
+        found.setdefault(BenchSetting(*(str(record.get(name)) for name in BenchSetting._fields)), []).append(record)
     return dict(sorted(found.items(), key=lambda item: (item[0].mode not in MODES, -len(item[0].mode), item[0])))
 
 
-def _title(setting: Setting, records: Sequence[Record]) -> str:
+def _title(setting: BenchSetting, records: Sequence[Record]) -> str:
     """The mode, and what else differs among the records."""
     others = [
         f"{name.replace('_', ' ')} {value}"

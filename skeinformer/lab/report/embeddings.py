@@ -23,7 +23,7 @@ LEGEND = (
 DRAWN = "Lines are means over seeds."
 
 
-class Setting(NamedTuple):
+class EmbeddingSetting(NamedTuple):
     """What is the same within a panel."""
 
     model: str
@@ -35,7 +35,7 @@ class Setting(NamedTuple):
 
 def embedding_sections(records: Sequence[Record], styles: Styles) -> list[Section]:
     """Distance and recall against time, and the table."""
-    rows = latest(records)
+    rows = latest_embeddings(records)
     several = [name for name in ("seed", "threads") if len(distinct(rows, name)) > 1]
     columns = (
         Column("method", label),
@@ -60,10 +60,12 @@ def embedding_sections(records: Sequence[Record], styles: Styles) -> list[Sectio
 
 def embedding_panels(records: Iterable[Record]) -> list[Panel]:
     """1 - cosine, and the recall at 1 and 10, each against the time, for every Setting."""
-    found: dict[Setting, list[Record]] = {}
-    rows = [r for r in latest(records) if r.get("method") != REFERENCE]
+    found: dict[EmbeddingSetting, list[Record]] = {}
+    rows = [r for r in latest_embeddings(records) if r.get("method") != REFERENCE]
     for record in rows:
-        found.setdefault(Setting(*(str(record.get(name)) for name in Setting._fields)), []).append(record)
+        found.setdefault(EmbeddingSetting(*(str(record.get(name)) for name in EmbeddingSetting._fields)), []).append(
+            record
+        )
     panels = []
     for setting, group in found.items():
         about = [
@@ -88,9 +90,9 @@ def embedding_panels(records: Iterable[Record]) -> list[Panel]:
     return panels
 
 
-def latest(records: Iterable[Record]) -> list[Record]:
+def latest_embeddings(records: Iterable[Record]) -> list[Record]:
     """Of records about the same the last, in the order of the first."""
-    names = (*Setting._fields, "method", "options", "budget", "seed")
+    names = (*EmbeddingSetting._fields, "method", "options", "budget", "seed")
     return list({tuple(record.get(name) for name in names): record for record in records}.values())
 
 

@@ -14,7 +14,7 @@ from skeinformer.lab.files import write_whole
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.families import FAMILIES
 from skeinformer.lab.report.format import REFERENCE, label
-from skeinformer.lab.report.names import LABEL, extent, name_lines, wrapped
+from skeinformer.lab.report.names import LABEL, extent, name_lines, option_on_own_line
 from skeinformer.lab.report.svg import INK, drawing, stand_alone, svg_element
 from skeinformer.lab.report.tables import attributes_html
 
@@ -227,7 +227,7 @@ def _draw(
 def _draw_panel(axes: "Axes", panel: Panel, styles: Styles, names: Sequence[str]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    _set_limits(axes, panel, [wrapped(series.label) for series in _to_name(panel, styles)])
+    _set_limits(axes, panel, [option_on_own_line(series.label) for series in _to_name(panel, styles)])
     # the thick ones on top
     for series in sorted(panel.series, key=lambda series: (not series.thin, styles[series.label].thick)):
         style, gid = styles[series.label], f"series-{names.index(series.label)}"

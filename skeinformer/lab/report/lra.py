@@ -10,7 +10,7 @@ from skeinformer.attention import METHODS
 from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.figures import Styles, grid_html
 from skeinformer.lab.report.format import count, distinct, label, listed, size
-from skeinformer.lab.report.lra_cells import ACCURACY, TABLES, Measure, Table, cell_column, table_row, text_column
+from skeinformer.lab.report.lra_cells import ACCURACY, TABLES, RunMeasure, Table, cell_column, table_row, text_column
 from skeinformer.lab.report.lra_claims import claims_table, paired_table, tasks_table
 from skeinformer.lab.report.lra_figures import loss_panels
 from skeinformer.lab.report.lra_runs import (
@@ -137,7 +137,7 @@ def arena_tables(arena: Arena) -> list[Table]:
     return [*found, *(table for table in shown if table is not None), _settings_table(arena)]
 
 
-def table_note(arena: Arena, measure: Measure, known: Mapping[str, Telling]) -> str:
+def table_note(arena: Arena, measure: RunMeasure, known: Mapping[str, Telling]) -> str:
     """What a reader must know of some of the columns."""
     if measure is not ACCURACY:
         return f"Retrieval: {STAND_IN}." if arena.stand_in else ""
@@ -189,7 +189,7 @@ def failure_text(record: Record) -> str:
     return f"{', '.join(names)}: {record.get('error')}"
 
 
-def _columns(rows: Sequence[Record], measure: Measure, stand_in: bool, known: Mapping[str, Telling]) -> list[Column]:
+def _columns(rows: Sequence[Record], measure: RunMeasure, stand_in: bool, known: Mapping[str, Telling]) -> list[Column]:
     """Measured beside published, task by task; of the accuracy also the averages, and marks in the headings."""
     columns = [Column("method", label)]
     is_accuracy = measure is ACCURACY
@@ -208,7 +208,7 @@ def _columns(rows: Sequence[Record], measure: Measure, stand_in: bool, known: Ma
     return columns
 
 
-def _pair(field: str, name: str, published: str, measure: Measure, data: dict[str, str]) -> list[Column]:
+def _pair(field: str, name: str, published: str, measure: RunMeasure, data: dict[str, str]) -> list[Column]:
     """What was measured, and what is published."""
     return [
         cell_column(field, measure.heading(name), measure.best, data),

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.format import number, plus_minus, real, size
 from skeinformer.lab.report.intervals import Interval, binomial_interval, mean_of_shares_interval, t_interval
-from skeinformer.lab.report.lra_runs import Row, run_key, values
+from skeinformer.lab.report.lra_runs import MethodRuns, numbers_of, run_key
 from skeinformer.lab.report.published import PUBLISHED, TASKS, Figures
 from skeinformer.lab.report.tables import Column
 
@@ -25,7 +25,7 @@ class Table(NamedTuple):
     note: str = ""
 
 
-class Measure(NamedTuple):
+class RunMeasure(NamedTuple):
     """A table: its field of the runs, the unit as a factor and as a word, and what stands small below a mean."""
 
     title: str
@@ -57,14 +57,14 @@ def interval_text(interval: Interval) -> str:
 
 def accuracy_detail(runs: Sequence[Record]) -> str:
     """Seeds, standard deviation and 95 % interval: over the seeds, or of the test set where there is one run."""
-    found = values(runs, "test_accuracy")
+    found = numbers_of(runs, "test_accuracy")
     if len(found) > 1:
         return f"{len(found)} seeds: ± {PERCENT * stdev(found):.2f}; {interval_text(t_interval(found))}"
-    examples = values(runs, "test_examples")
+    examples = numbers_of(runs, "test_examples")
     return f"1 seed: {interval_text(binomial_interval(found[0], examples[0]))}" if examples else "1 seed"
 
 
-def averages(row: Row, telling: Collection[str]) -> Record:
+def averages(row: MethodRuns, telling: Collection[str]) -> Record:
     """The mean over all five tasks, and that over the tasks of the row that tell methods apart, with their names."""
     tested = {task: [r for r in row.runs.get(task, ()) if real(r, "test_accuracy") is not None] for task in TASKS}
     found = {task: runs for task, runs in tested.items() if runs}
@@ -79,14 +79,14 @@ def _average(name: str, tasks: Mapping[str, Sequence[Record]]) -> Record:
     """The mean over these tasks. Its interval is over the seeds where all have the same, or of the test sets."""
     if not tasks:
         return {f"{name}_text": MISSING}
-    value = PERCENT * fmean(fmean(values(runs, "test_accuracy")) for runs in tasks.values())
+    value = PERCENT * fmean(fmean(numbers_of(runs, "test_accuracy")) for runs in tasks.values())
     return {name: value, f"{name}_text": two_decimals(value), f"{name}_detail": _average_detail(list(tasks.values()))}
 
 
 def _average_detail(tasks: Sequence[Sequence[Record]]) -> str:
     if all(len(runs) == 1 for runs in tasks):
         shares, examples = (
-            [x for runs in tasks for x in values(runs, f"test_{end}")] for end in ("accuracy", "examples")
+            [x for runs in tasks for x in numbers_of(runs, f"test_{end}")] for end in ("accuracy", "examples")
         )
         known = len(examples) == len(shares)
         return f"1 seed: {interval_text(mean_of_shares_interval(shares, examples))}" if known else "1 seed"
@@ -99,7 +99,7 @@ def _average_detail(tasks: Sequence[Sequence[Record]]) -> str:
 
 def _spread(runs: Sequence[Record], field: str, factor: float) -> str:
     """Seeds, the standard deviation over them, and the 95 % interval of the mean; no quantity is below zero."""
-    found = [factor * value for value in values(runs, field)]
+    found = [factor * value for value in numbers_of(runs, field)]
     if len(found) < 2:
         return ""
     low, high = t_interval(found)
@@ -108,7 +108,7 @@ def _spread(runs: Sequence[Record], field: str, factor: float) -> str:
 
 def _steps_detail(runs: Sequence[Record]) -> str:
     """Where the best check was, and how many runs the recipe's last step ended."""
-    best, ended = values(runs, "best_step"), sum(run.get("stopped") == "steps" for run in runs)
+    best, ended = numbers_of(runs, "best_step"), sum(run.get("stopped") == "steps" for run in runs)
     return _joined(
         _spread(runs, "steps", THOUSANDS),
         f"best at {number(THOUSANDS * fmean(best))}" if best else "",
@@ -117,7 +117,7 @@ def _steps_detail(runs: Sequence[Record]) -> str:
 
 
 def _total_detail(runs: Sequence[Record]) -> str:
-    steps, processor, compilation = (values(runs, name) for name in ("steps", "cpu_seconds", "compile_seconds"))
+    steps, processor, compilation = (numbers_of(runs, name) for name in ("steps", "cpu_seconds", "compile_seconds"))
     return _joined(
         _spread(runs, "seconds", MINUTES),
         f"{number(THOUSANDS * fmean(steps))} k steps" if steps else "",
@@ -139,7 +139,7 @@ def _pace_detail(runs: Sequence[Record]) -> str:
 
 
 def _peak_detail(runs: Sequence[Record]) -> str:
-    peaks = values(runs, "peak_bytes")
+    peaks = numbers_of(runs, "peak_bytes")
     return f"peak {size(max(peaks))}" if peaks else ""
 
 
@@ -147,7 +147,7 @@ def _joined(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-ACCURACY = Measure(
+ACCURACY = RunMeasure(
     "test accuracy",
     "test_accuracy",
     "%",
@@ -158,7 +158,7 @@ ACCURACY = Measure(
     lambda figures: figures.accuracy,
     two_decimals,
 )
-STEPS = Measure(
+STEPS = RunMeasure(
     "training steps",
     "steps",
     "thousands",
@@ -167,7 +167,7 @@ STEPS = Measure(
     _steps_detail,
     published=lambda figures: figures.steps,
 )
-PACE = Measure(
+PACE = RunMeasure(
     "training time per thousand steps",
     "seconds_per_thousand_steps",
     "minutes",
@@ -176,14 +176,14 @@ PACE = Measure(
     _pace_detail,
     published=lambda figures: figures.minutes_per_thousand,
 )
-ACCUMULATION = Measure(
+ACCUMULATION = RunMeasure(
     "accumulation in a step",
     "accumulation",
     "micro-batches",
     show=lambda value: f"{value:g}",
     published=lambda figures: figures.accumulation,
 )
-TOTAL = Measure(
+TOTAL = RunMeasure(
     "total training time",
     "seconds",
     "minutes",
@@ -195,7 +195,7 @@ TOTAL = Measure(
     two_decimals,
     lambda figures: f"{figures.exact_steps:.2f} k steps",
 )
-MICRO_BATCH = Measure(
+MICRO_BATCH = RunMeasure(
     "micro-batch",
     "micro_batch",
     "examples",
@@ -204,7 +204,7 @@ MICRO_BATCH = Measure(
     _peak_detail,
     published=lambda figures: figures.micro_batch,
 )
-LOSS = Measure("validation loss", "valid_loss", detail=lambda runs: _spread(runs, "valid_loss", 1), best="low")
+LOSS = RunMeasure("validation loss", "valid_loss", detail=lambda runs: _spread(runs, "valid_loss", 1), best="low")
 # the tables of a recipe, by the paper's numbers
 TABLES = (
     ("Table 1", ACCURACY),
@@ -216,16 +216,16 @@ TABLES = (
 )
 
 
-def cell(runs: Sequence[Record], measure: Measure, name: str, empty: str = MISSING) -> Record:
+def cell(runs: Sequence[Record], measure: RunMeasure, name: str, empty: str = MISSING) -> Record:
     """The mean over the runs as the fields that `cell_column` shows; `empty` where there is nothing to show."""
-    found = values(runs, measure.field)
+    found = numbers_of(runs, measure.field)
     if not found:
         return {f"{name}_text": empty}
     value = measure.factor * fmean(found)
     return {name: value, f"{name}_text": measure.show(value), f"{name}_detail": measure.detail(runs)}
 
 
-def published_cell(row: Row, task: str, measure: Measure) -> Record:
+def published_cell(row: MethodRuns, task: str, measure: RunMeasure) -> Record:
     """What the paper has in the row and the task: nothing for a method with options, or one that it does not know."""
     if measure.published is None or row.options or row.method not in PUBLISHED:
         return {}
@@ -257,7 +257,7 @@ def text_column(name: str, heading: str) -> Column:
     return Column(heading, lambda row: str(row.get(name) or MISSING))
 
 
-def table_row(row: Row, measure: Measure, telling: Collection[str] = ()) -> Record:
+def table_row(row: MethodRuns, measure: RunMeasure, telling: Collection[str] = ()) -> Record:
     """A method's row: for each task what was measured and what is published."""
     record: Record = {"label": row.label, "method": row.method}
     for task in TASKS:

@@ -12,15 +12,15 @@ from skeinformer.lab.report.lra_paired import (
     LEAST_SEEDS,
     PACE_RATIO,
     STEPS_RATIO,
-    Pair,
     Quantity,
+    SeedDifference,
     by_task,
     over_tasks,
     pair,
     pair_text,
     published_pair,
 )
-from skeinformer.lab.report.lra_runs import Arena, Row
+from skeinformer.lab.report.lra_runs import Arena, MethodRuns
 from skeinformer.lab.report.lra_tasks import FLOORS, Telling, lead_text, marked, that_tell
 from skeinformer.lab.report.published import PUBLISHED, TASKS
 from skeinformer.lab.report.tables import Column
@@ -78,16 +78,16 @@ TASKS_NOTE = (
 )
 
 
-class Found(NamedTuple):
+class CheckedClaim(NamedTuple):
     """A claim with what the records say of it: by task, over tasks, and the verdict in words."""
 
     claim: Claim
-    tasks: Mapping[str, Pair | None]
-    overall: Pair | None
+    tasks: Mapping[str, SeedDifference | None]
+    overall: SeedDifference | None
     verdict: str
 
 
-def judge(claim: Claim, found: Pair | None) -> str:
+def judge(claim: Claim, found: SeedDifference | None) -> str:
     """Does the claim hold? With the reason where it cannot be said."""
     if found is None or found.seeds < LEAST_SEEDS or found.interval is None:
         return f"{TOO_FEW} ({found.seeds if found else 0} in common, {LEAST_SEEDS} needed)"
@@ -98,16 +98,16 @@ def judge(claim: Claim, found: Pair | None) -> str:
     return HOLDS if below == claim.less else FAILS
 
 
-def check_claims(arena: Arena, known: Mapping[str, Telling]) -> list[Found]:
+def check_claims(arena: Arena, known: Mapping[str, Telling]) -> list[CheckedClaim]:
     """Every claim, on the runs of one recipe."""
     rows = {row.method: row for row in arena.rows if not row.options}
     found = []
     for claim in CLAIMS:
-        first, second = (rows.get(name) or Row(name, "", name, {}) for name in (claim.first, claim.second))
+        first, second = (rows.get(name) or MethodRuns(name, "", name, {}) for name in (claim.first, claim.second))
         each = by_task(arena, claim.quantity, first, second)
         counted = {task: each[task] for task in (TASKS if claim.all_tasks else that_tell(known))}
         overall = over_tasks(counted)
-        found.append(Found(claim, {task: pair(each[task]) for task in TASKS}, overall, judge(claim, overall)))
+        found.append(CheckedClaim(claim, {task: pair(each[task]) for task in TASKS}, overall, judge(claim, overall)))
     return found
 
 
@@ -167,7 +167,7 @@ def tasks_table(arena: Arena, known: Mapping[str, Telling]) -> Table:
     return Table(f"Which tasks tell methods apart (recipe {arena.recipe})", rows, columns, arena.recipe, TASKS_NOTE)
 
 
-def _cells(name: str, quantity: Quantity, found: Pair | None) -> Record:
+def _cells(name: str, quantity: Quantity, found: SeedDifference | None) -> Record:
     """The fields that `cell_column` shows; a mean over tasks names them."""
     text, detail = pair_text(quantity, found)
     names = ", ".join(TASKS[task] for task in found.tasks) if found else ""

@@ -12,14 +12,14 @@ from typing import NamedTuple
 from skeinformer.lab.records import Value
 from skeinformer.lab.report.intervals import Interval, t_interval
 from skeinformer.lab.report.lra_cells import MISSING, PERCENT
-from skeinformer.lab.report.lra_runs import Arena, Row, by_seed
+from skeinformer.lab.report.lra_runs import Arena, MethodRuns, by_seed
 from skeinformer.lab.report.published import TASKS, Figures, Published
 
 LEAST_SEEDS = 3  # fewer settle nothing; the paper has as many
 BySeed = Mapping[Value, float]
 
 
-class Pair(NamedTuple):
+class SeedDifference(NamedTuple):
     """What two methods differ by: the mean over their common seeds and, where there are two or more, its interval."""
 
     mean: float
@@ -32,7 +32,7 @@ class Quantity(NamedTuple):
     """What is compared: of each common seed a difference or, where it is a `ratio`, a logarithm of one."""
 
     name: str
-    of: Callable[[Arena, Row, Row, str], BySeed]
+    of: Callable[[Arena, MethodRuns, MethodRuns, str], BySeed]
     published: Callable[[Figures, Figures], float]
     ratio: bool = False
 
@@ -41,15 +41,15 @@ class Quantity(NamedTuple):
         return f"{math.exp(value):.2f}" if self.ratio else f"{value:+.2f}"
 
 
-def pair(values: BySeed, tasks: tuple[str, ...] = ()) -> Pair | None:
+def pair(values: BySeed, tasks: tuple[str, ...] = ()) -> SeedDifference | None:
     """The mean of these differences, with the 95 % interval by Student's t; None where there are none."""
     found = list(values.values())
     if not found:
         return None
-    return Pair(fmean(found), len(found), t_interval(found) if len(found) > 1 else None, tasks)
+    return SeedDifference(fmean(found), len(found), t_interval(found) if len(found) > 1 else None, tasks)
 
 
-def over_tasks(tasks: Mapping[str, BySeed]) -> Pair | None:
+def over_tasks(tasks: Mapping[str, BySeed]) -> SeedDifference | None:
     """The mean over tasks, seed by seed: of the tasks with enough common seeds, or of all where there are none such."""
     enough = {task: values for task, values in tasks.items() if len(values) >= LEAST_SEEDS}
     chosen = enough or {task: values for task, values in tasks.items() if values}
@@ -59,7 +59,7 @@ def over_tasks(tasks: Mapping[str, BySeed]) -> Pair | None:
     return pair({seed: fmean(values[seed] for values in chosen.values()) for seed in seeds}, tuple(chosen))
 
 
-def pair_text(quantity: Quantity, found: Pair | None) -> tuple[str, str]:
+def pair_text(quantity: Quantity, found: SeedDifference | None) -> tuple[str, str]:
     """What a cell says of a pair: the mean, and small below it the seeds and the interval."""
     if found is None:
         return MISSING, ""
@@ -76,22 +76,22 @@ def published_pair(quantity: Quantity, first: Published, second: Published) -> f
 
 
 def by_task(
-    arena: Arena, quantity: Quantity, first: Row, second: Row, tasks: Collection[str] = tuple(TASKS)
+    arena: Arena, quantity: Quantity, first: MethodRuns, second: MethodRuns, tasks: Collection[str] = tuple(TASKS)
 ) -> dict[str, BySeed]:
     """What the methods differ by on each of these tasks, by seed."""
     return {task: quantity.of(arena, first, second, task) for task in TASKS if task in tasks}
 
 
-def _accuracy(arena: Arena, first: Row, second: Row, task: str) -> BySeed:
+def _accuracy(arena: Arena, first: MethodRuns, second: MethodRuns, task: str) -> BySeed:
     """Points of test accuracy."""
     ours, theirs = (by_seed(row.runs.get(task, ()), "test_accuracy") for row in (first, second))
     return {seed: PERCENT * (ours[seed] - theirs[seed]) for seed in ours if seed in theirs}
 
 
-def _pace(arena: Arena, first: Row, second: Row, task: str) -> BySeed:
+def _pace(arena: Arena, first: MethodRuns, second: MethodRuns, task: str) -> BySeed:
     """Processor time of a step: other work on the machine changes it less than wall time."""
 
-    def paces(row: Row) -> dict[Value, float]:
+    def paces(row: MethodRuns) -> dict[Value, float]:
         runs = row.runs.get(task, ())
         seconds, steps = by_seed(runs, "cpu_seconds"), by_seed(runs, "steps")
         return {seed: seconds[seed] / steps[seed] for seed in seconds if seconds[seed] > 0 and steps.get(seed)}
@@ -99,7 +99,7 @@ def _pace(arena: Arena, first: Row, second: Row, task: str) -> BySeed:
     return _log_ratios(paces(first), paces(second))
 
 
-def _steps(arena: Arena, first: Row, second: Row, task: str) -> BySeed:
+def _steps(arena: Arena, first: MethodRuns, second: MethodRuns, task: str) -> BySeed:
     """Steps to the first check whose validation loss is one that both runs of a seed reach."""
     ours: dict[Value, float] = {}
     theirs: dict[Value, float] = {}

@@ -12,7 +12,7 @@ RUN = ("recipe", "task", "method", "options", "overrides", "seed")  # what a run
 BASELINES = {"bag_of_tokens": "Bag of tokens", "majority": "Majority"}  # trivial models, in the order of their rows
 
 
-class Row(NamedTuple):
+class MethodRuns(NamedTuple):
     """A method with its runs by task, and the tasks that it failed."""
 
     method: str
@@ -27,11 +27,11 @@ class Arena(NamedTuple):
 
     recipe: str
     runs: Sequence[Record]
-    rows: Sequence[Row]
-    baselines: Sequence[Row]
+    rows: Sequence[MethodRuns]
+    baselines: Sequence[MethodRuns]
     checks: Mapping[tuple[Value, ...], Sequence[Record]] = {}  # by task, method, options and seed
 
-    def curve(self, row: Row, task: str, seed: Value) -> list[tuple[float, float]]:
+    def curve(self, row: MethodRuns, task: str, seed: Value) -> list[tuple[float, float]]:
         """Step and validation loss of the checks of a run; empty where there are none."""
         checks = self.checks.get((task, row.method, row.options, seed), ())
         points = [(real(check, "step"), real(check, "valid_loss")) for check in checks]
@@ -64,7 +64,7 @@ def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
     return [record for record in records if record.get("kind") == kind]
 
 
-def latest(records: Iterable[Record], names: Sequence[str]) -> list[Record]:
+def latest_started(records: Iterable[Record], names: Sequence[str]) -> list[Record]:
     """Of the records with the same values of these fields the one that started last, else the last one."""
     found: dict[tuple[Value, ...], Record] = {}
     for record in records:
@@ -94,7 +94,7 @@ def arenas(records: Sequence[Record]) -> list[Arena]:
     sources = {run_key(run, ("recipe", "task")): run.get("data") for run in runs}
     baselines = [
         record
-        for record in latest(of_kind(records, "lra_baseline"), (*RUN, "data"))
+        for record in latest_started(of_kind(records, "lra_baseline"), (*RUN, "data"))
         if not record.get("overrides")
         and record.get("data") in (None, sources.get(run_key(record, ("recipe", "task")), record.get("data")))
     ]
@@ -122,7 +122,7 @@ def split_runs(records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
 
     Those without overrides belong to them, on the data that most such runs of a task had; of several, on the last.
     """
-    runs = latest(of_kind(records, "lra_run"), (*RUN, "data"))
+    runs = latest_started(of_kind(records, "lra_run"), (*RUN, "data"))
     counts: dict[tuple[Value, ...], dict[Value, int]] = {}
     for run in runs:
         if not run.get("overrides"):
@@ -164,22 +164,22 @@ def by_seed(runs: Iterable[Record], field: str) -> dict[Value, float]:
     return {run.get("seed"): value for run in runs if (value := real(run, field)) is not None}
 
 
-def values(runs: Iterable[Record], field: str) -> list[float]:
+def numbers_of(runs: Iterable[Record], field: str) -> list[float]:
     """The field's numbers, of the runs that have one."""
     return [value for run in runs if (value := real(run, field)) is not None]
 
 
-def _method_rows(runs: Sequence[Record], failures: Sequence[Record]) -> list[Row]:
+def _method_rows(runs: Sequence[Record], failures: Sequence[Record]) -> list[MethodRuns]:
     """A row for each method and options, in the paper's order; those that it has not come last."""
     rows = []
     for (method, options), group in grouped([*runs, *failures], lambda r: run_key(r, ("method", "options"))).items():
         failed = {str(r.get("task")) for r in group if r.get("kind") == "lra_failure"}
-        rows.append(Row(str(method), str(options), label(group[-1]), _by_task(group), frozenset(failed)))
+        rows.append(MethodRuns(str(method), str(options), label(group[-1]), _by_task(group), frozenset(failed)))
     order = list(PUBLISHED)
     return sorted(rows, key=lambda row: (order.index(row.method) if row.method in order else len(order), row.options))
 
 
-def _baseline_rows(runs: Sequence[Record], baselines: Sequence[Record]) -> list[Row]:
+def _baseline_rows(runs: Sequence[Record], baselines: Sequence[Record]) -> list[MethodRuns]:
     """The trivial models. The majority of a task without such a record is what the runs say of their test set."""
     known = {run.get("task") for run in baselines if run.get("method") == "majority"}
     shares: dict[Value, Record] = {
@@ -196,7 +196,7 @@ def _baseline_rows(runs: Sequence[Record], baselines: Sequence[Record]) -> list[
     }
     order = [*BASELINES, *(method for method in found if method not in BASELINES)]
     return [
-        Row(method, "", BASELINES.get(method) or label(found[method][0]), _by_task(found[method]))
+        MethodRuns(method, "", BASELINES.get(method) or label(found[method][0]), _by_task(found[method]))
         for method in order
         if method in found
     ]

@@ -11,7 +11,7 @@ from skeinformer.lab.report.figures import COLORS, MARKERS, Panel, Series, Style
 from skeinformer.lab.report.format import count, distinct, label
 from skeinformer.lab.report.intervals import share_error
 from skeinformer.lab.report.lra_cells import ACCURACY, LOSS, PACE, PERCENT, STEPS, TOTAL, Table, cell, cell_column
-from skeinformer.lab.report.lra_runs import grouped, recipes, run_key, split_runs, values
+from skeinformer.lab.report.lra_runs import grouped, numbers_of, recipes, run_key, split_runs
 from skeinformer.lab.report.tables import Column, attributes_html
 
 STUDIED = {"batch", "learning_rate"}  # the overrides of the study
@@ -112,7 +112,7 @@ def _series(runs: Sequence[Record], field: str, factor: float) -> list[Series]:
         points = [
             (float(rate or 0), factor * fmean(found), factor * _error(cells[batch, rate], field))
             for rate in distinct(runs, "learning_rate")
-            if (found := values(cells.get((batch, rate), ()), field))
+            if (found := numbers_of(cells.get((batch, rate), ()), field))
         ]
         if points:
             x, y, errors = zip(*points, strict=True)
@@ -122,10 +122,10 @@ def _series(runs: Sequence[Record], field: str, factor: float) -> list[Series]:
 
 def _error(runs: Sequence[Record], field: str) -> float:
     """The standard error of a mean over seeds; of one run that of its test set, where the field is a share."""
-    found = values(runs, field)
+    found = numbers_of(runs, field)
     if len(found) > 1:
         return stdev(found) / math.sqrt(len(found))
-    examples = values(runs, "test_examples")
+    examples = numbers_of(runs, "test_examples")
     return share_error(found[0], examples[0]) if examples and field == "test_accuracy" else 0.0
 
 

@@ -13,7 +13,7 @@ from skeinformer.lab.records import Record
 from skeinformer.lab.report.format import REFERENCE
 from skeinformer.lab.report.intervals import share_error
 from skeinformer.lab.report.lra_cells import PERCENT, two_decimals
-from skeinformer.lab.report.lra_runs import BASELINES, Arena, Row, by_seed
+from skeinformer.lab.report.lra_runs import BASELINES, Arena, MethodRuns, by_seed
 from skeinformer.lab.report.published import TASKS
 
 MARK = "†"
@@ -110,5 +110,5 @@ def lead_text(found: Lead | None) -> str:
     return "-" if found is None else f"{found.points:+.2f} ± {two_decimals(found.error)}"
 
 
-def _runs_of(rows: Sequence[Row], method: str) -> Mapping[str, Sequence[Record]]:
+def _runs_of(rows: Sequence[MethodRuns], method: str) -> Mapping[str, Sequence[Record]]:
     return next((row.runs for row in rows if row.method == method and not row.options), {})

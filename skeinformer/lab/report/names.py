@@ -39,7 +39,7 @@ def name_lines(
 
     dots = axes.figure.dpi / 72  # per point
     points = [tuple(axes.transData.transform(end)) for end in ends]
-    sizes = [(dots * width, dots * height) for width, height in (extent(wrapped(name)) for name, _ in names)]
+    sizes = [(dots * width, dots * height) for width, height in (extent(option_on_own_line(name)) for name, _ in names)]
     frame = axes.get_window_extent()
     inside = (frame.x0, frame.y0, frame.x1, frame.y1)
     places = _column(points, sizes, inside, dots) if beside else _around(points, sizes, inside, dots, obstacles)
@@ -48,7 +48,7 @@ def name_lines(
         moved = abs(bottom + size[1] / 2 - point[1]) > 6 * dots
         side = 0.0 if left > point[0] else 1.0
         note = axes.annotate(
-            wrapped(name),
+            option_on_own_line(name),
             end,
             xytext=tuple(to_figure.transform((left, bottom))),
             textcoords="figure fraction",
@@ -65,7 +65,7 @@ def name_lines(
             note.set_path_effects([withStroke(linewidth=2.5, foreground=paper)])
 
 
-def wrapped(name: str) -> str:
+def option_on_own_line(name: str) -> str:
     """A name with its first option on a line of its own."""
     return name.replace(", ", ",\n", 1)
 

@@ -34,7 +34,7 @@ class Section(NamedTuple):
     records: Sequence[Record] = ()
 
 
-class Filter(NamedTuple):
+class FieldFilter(NamedTuple):
     """A choice among the values of a field of the records."""
 
     field: str
@@ -43,14 +43,14 @@ class Filter(NamedTuple):
 
 
 FILTERS = (
-    Filter("recipe", "recipe"),
-    Filter("task", "task", lambda value: TASKS.get(str(value), str(value))),
-    Filter("model", "model"),
-    Filter("text", "text"),
-    Filter("n", "length n", count),
-    Filter("weights", "weights"),
-    Filter("layer", "layer"),
-    Filter("mode", "speed of", lambda value: "with backward" if value == "both" else str(value)),
+    FieldFilter("recipe", "recipe"),
+    FieldFilter("task", "task", lambda value: TASKS.get(str(value), str(value))),
+    FieldFilter("model", "model"),
+    FieldFilter("text", "text"),
+    FieldFilter("n", "length n", count),
+    FieldFilter("weights", "weights"),
+    FieldFilter("layer", "layer"),
+    FieldFilter("mode", "speed of", lambda value: "with backward" if value == "both" else str(value)),
 )
 MOST = 8  # commands in the footer
 FEW = 4  # methods that need no filter

@@ -75,7 +75,7 @@ def save(
         remove(run, but=step)
 
 
-def latest(run: Path) -> Path | None:
+def newest_whole(run: Path) -> Path | None:
     """The newest whole checkpoint in `run`, or None."""
     found = {int(match[1]): path for path in run.glob("checkpoint-*") if (match := NAME.fullmatch(path.name))}
     return found[max(found)] if found else None
@@ -188,7 +188,7 @@ def set_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, process: int = 0) -> Tensors:
+def restore_run(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, process: int = 0) -> Tensors:
     """Set model, optimizer and random states to a checkpoint, and return its best weights.
 
     Everything is checked before anything is set.

@@ -23,7 +23,6 @@ from skeinformer.compare.contender import OFFERED, has_budget
 from skeinformer.lab.files import lock_folder, write_whole
 from skeinformer.lab.lra.batches import Batch, Order, evaluation_order, micro_batches
 from skeinformer.lab.lra.store import Split, open_store
-from skeinformer.lab.measure.work import now
 from skeinformer.lab.records import Record, append, machine
 from skeinformer.lab.training import checkpoint
 from skeinformer.lab.training.job import (
@@ -42,17 +41,18 @@ from skeinformer.lab.training.job import (
 )
 from skeinformer.lab.training.make import attention_errors, make_model, save_trained
 from skeinformer.lab.training.memory import largest_micro_batch, process_peak, step_peak
+from skeinformer.lab.training.observer import Observer
 from skeinformer.lab.training.ranks import divide, form_ranks
 from skeinformer.lab.training.recipes import learning_rate
 from skeinformer.lab.training.spent import spent
-from skeinformer.lab.training.watch import Watch
+from skeinformer.lab.work import now
 
 ESTIMATED = 8  # validation examples on which the attention's error is estimated at each check
 
 
-def train(job: Job, watch: Watch | None = None) -> Record:
+def train(job: Job, watch: Observer | None = None) -> Record:
     """Run `job` to its end, from its last checkpoint if it resumes, and return the record of its result."""
-    watch = watch or Watch()
+    watch = watch or Observer()
     row = OFFERED.get(job.method.method)
     # without queries and keys in the output, their projections have no gradient
     unused = row is not None and not row.reads_queries
@@ -76,7 +76,7 @@ def train(job: Job, watch: Watch | None = None) -> Record:
 class Run:
     """The parts of a run that its stages share."""
 
-    def __init__(self, job: Job, accelerator: Accelerator, watch: Watch) -> None:
+    def __init__(self, job: Job, accelerator: Accelerator, watch: Observer) -> None:
         self.job, self.accelerator, self.watch, self.recipe = job, accelerator, watch, job.recipe
         self.ranks = form_ranks(
             accelerator.num_processes, accelerator.process_index, job.sequence_parallel, accelerator.device.type
@@ -138,13 +138,13 @@ class Run:
 
     def restore(self) -> None:
         """Go to the last checkpoint. It and the store are compared with their checksums first."""
-        path = checkpoint.latest(self.job.out) if self.job.resume else None
+        path = checkpoint.newest_whole(self.job.out) if self.job.resume else None
         if path is None:
             return
         self.watch.stage("comparing checksums")
         open_store(self.job.data, verify=True)
         progress = read_progress(path, checkpoint.load_state(path)["progress"], self.recipe)
-        self.best = checkpoint.restore(path, self.model, self.optimizer, self.ranks.process)
+        self.best = checkpoint.restore_run(path, self.model, self.optimizer, self.ranks.process)
         self.progress = progress
 
     def weights(self) -> dict[str, Tensor]:
@@ -352,7 +352,7 @@ class Run:
             return min(self.job.micro_batch, share)
         if self.job.memory_budget is None:
             return share
-        if self.job.resume and (path := checkpoint.latest(self.job.out)) is not None:
+        if self.job.resume and (path := checkpoint.newest_whole(self.job.out)) is not None:
             return read_progress(path, checkpoint.load_state(path)["progress"], self.recipe).micro_batch
         device = self.accelerator.device
         length = min(self.store.meta.max_len, self.recipe.max_len)

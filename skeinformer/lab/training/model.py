@@ -23,13 +23,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, build
-from skeinformer.attention.seeds import layer_seed
 from skeinformer.distributed import Group, mean_over_tokens, shard, share_lengths
 from skeinformer.kernels.choice import at_hand
 from skeinformer.kernels.rows import masked_mean
 from skeinformer.lab.training.config import ModelConfig, check_config
 from skeinformer.lab.training.loading import check_tensors, hub_files, load_weights, read_config, saved_files
-from skeinformer.noise import Window
+from skeinformer.noise import Window, layer_seed
 
 __all__ = ["Classifier", "Encoder", "ModelConfig", "PairClassifier", "initialize"]
 

@@ -22,9 +22,9 @@ from skeinformer.attention import METHODS
 from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
 from skeinformer.lab.commands.approx import Approx, as_experiment, default_methods, result_blocks, run_approx, show
-from skeinformer.lab.console import progress
 from skeinformer.lab.measure.approx import KEYS, cases
 from skeinformer.lab.measure.pretrained import minilm_folder
+from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Record, key_of, read
 from skeinformer.sketch import SKETCHES
 

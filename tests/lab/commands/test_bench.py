@@ -16,7 +16,8 @@ from skeinformer.attention import METHODS
 from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
 from skeinformer.lab.commands.bench import COLUMNS, Bench, growth_rows, run_bench, tables
-from skeinformer.lab.measure.speed import IDENTITY, faster_from
+from skeinformer.lab.measure.crossing import faster_from
+from skeinformer.lab.measure.speed import IDENTITY
 from skeinformer.lab.records import Record, append, key_of, read
 from skeinformer.sketch import SKETCHES
 
@@ -114,7 +115,7 @@ def test_an_interrupted_run_keeps_the_lengths_that_are_done(tmp_path: Path, monk
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("skeinformer.lab.console.Filling.step", interrupt)
+        patch.setattr("skeinformer.lab.progress.Filling.step", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run_bench(options, console())
     first = read(file)

@@ -15,10 +15,10 @@ pytest.importorskip("matplotlib", reason="needs the extra `lab`")
 
 from rich.console import Console
 
-from skeinformer.compare.measure import exact_attention
 from skeinformer.lab.commands.demo import Demo, run_demo
 from skeinformer.lab.measure.demo import attention_records, contenders
 from skeinformer.lab.measure.demo_model import embedding_records, layer_records, spread_passages
+from skeinformer.lab.measure.errors import exact_attention
 from skeinformer.lab.measure.pretrained import load_model, minilm_folder
 from skeinformer.lab.records import read
 

@@ -17,12 +17,12 @@ import tyro
 from rich.console import Console
 
 from skeinformer.lab import cli
-from skeinformer.lab.commands.lra import Cell, Matrix, arguments, as_study, make_cell, run_lra, trainings
+from skeinformer.lab.commands.lra import Cell, Matrix, as_study, make_cell, run_lra, train_arguments, trainings
 from skeinformer.lab.records import read
 from skeinformer.lab.report.published import PUBLISHED
+from skeinformer.lab.training.observer import Place, place_line, read_place, stage_text
 from skeinformer.lab.training.options import Lra, Train
 from skeinformer.lab.training.recipes import RECIPES, generator_options, recipe
-from skeinformer.lab.training.watch import Place, place_line, read_place, stage_text
 from tests.lab.training.tiny import write_tiny
 
 ROOT = Path(__file__).parents[3]
@@ -168,7 +168,7 @@ def test_the_command_line_of_a_run_is_read_as_the_same_run(tmp_path: Path) -> No
     )
     (train,) = trainings(asked)
     for made in (train, replace(train, bucket=False, compile=True, resume=False, out=tmp_path)):
-        assert tyro.cli(Train, args=arguments(made)) == made
+        assert tyro.cli(Train, args=train_arguments(made)) == made
 
 
 def test_another_budget_is_another_run_and_long_names_are_cut(tmp_path: Path) -> None:
@@ -217,10 +217,10 @@ def test_shorter_expressions_are_generated_and_read(tmp_path: Path, capsys: pyte
     small = "--min-len 64 --train 8 --valid 4 --test 4 --workers 1"
     data, out = tmp_path / "data", tmp_path / "run"
     assert cli.main(["data", "listops", "--max-len", "200", *small.split(), "--out", str(data / "listops")]) == 0
-    arguments = f"train --task listops --method vmean --steps 1 --batch 2 --data {data} --out {out}".split()
-    assert cli.main([*arguments, "--max-len", "200"]) == 0
+    train_arguments = f"train --task listops --method vmean --steps 1 --batch 2 --data {data} --out {out}".split()
+    assert cli.main([*train_arguments, "--max-len", "200"]) == 0
     capsys.readouterr()
-    assert cli.main(arguments) == 2
+    assert cli.main(train_arguments) == 2
     assert "was generated with max_len=200, the recipe cpu has 256" in (error := capsys.readouterr().err)
     assert "give --max-len 200" in error
     shorter, chosen = recipe("cpu", "listops", max_len=200), recipe("cpu", "listops")

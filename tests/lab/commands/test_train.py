@@ -34,7 +34,7 @@ def words(**options: object) -> list[str]:
 def test_the_command_trains_and_prints_the_result(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skeinformer.lab.commands.train.SECONDS_BETWEEN_LINES", math.inf)
+    monkeypatch.setattr("skeinformer.lab.progress.SECONDS_BETWEEN_LINES", math.inf)
     arguments = [
         "train",
         *words(**SMALL, task="text", method="skeinformer:num_pilots=4", data=data, out=tmp_path / "run"),
@@ -65,7 +65,7 @@ def test_progress_is_shown(data: Path, tmp_path: Path, terminal: bool) -> None:
 def test_where_a_run_is_is_said_during_validation_and_test(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skeinformer.lab.commands.train.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("skeinformer.lab.progress.SECONDS_BETWEEN_LINES", 0.0)
     console = Console(file=io.StringIO(), width=80, highlight=False, _environ={})
     run_train(Train(task="text", method="vmean", data=data, out=tmp_path, **SMALL), console)  # type: ignore[arg-type]
     assert isinstance(console.file, io.StringIO)

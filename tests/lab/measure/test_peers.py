@@ -7,7 +7,7 @@ import torch
 
 from skeinformer.compare.contender import build_contender, parse
 from skeinformer.lab.measure.peers import PEERS, Peer, peer_records, performer_pytorch
-from skeinformer.lab.measure.speed import Sizes
+from skeinformer.lab.measure.speed import InputSizes
 from skeinformer.lab.records import check
 
 TINY: dict[str, Any] = {"batch": 2, "heads": 2, "head_dim": 8, "budget": 16, "rounds": 2}
@@ -33,7 +33,7 @@ def test_a_pair(peer: Peer) -> None:
 def test_both_of_a_pair_give_the_gradients_of_the_same_tensors(peer: Peer) -> None:
     module = pytest.importorskip(peer.module, reason=f"{peer.package} is not installed")
     ours = build_contender(parse(peer.spec), head_dim=8, max_len=256, budget=16).train()
-    pair = peer.make(module, ours, Sizes(256, 2, 2, 8), 16)
+    pair = peer.make(module, ours, InputSizes(256, 2, 2, 8), 16)
     first: Any = pair.ours()
     second: Any = pair.theirs()
     assert len(first) == len(second)
@@ -61,7 +61,7 @@ def test_with_the_same_weights_the_layers_agree() -> None:
     class Module:
         LinformerSelfAttention = Recorded
 
-    pair = peer.make(Module, ours, Sizes(64, 2, 2, 8), 16)
+    pair = peer.make(Module, ours, InputSizes(64, 2, 2, 8), 16)
     with torch.no_grad():
         ours.key_projection.copy_(made[0].proj_k)
         ours.value_projection.copy_(made[0].proj_v)

@@ -16,7 +16,7 @@ from rich.console import Console
 from skeinformer.compare.contender import parse_all
 from skeinformer.lab.commands.bench import Bench, run_bench, tables
 from skeinformer.lab.measure import pool
-from skeinformer.lab.measure.processes import GATHERED, Found, process_records
+from skeinformer.lab.measure.processes import GATHERED, OfProcess, process_records
 from skeinformer.lab.records import Record, read
 
 TINY: dict[str, Any] = {
@@ -97,7 +97,7 @@ def test_exact_attention_is_left_out_where_it_takes_too_long(monkeypatch: pytest
     """Nothing is started here: the pool is one that answers."""
     asked = []
 
-    found_by_all = Found([2.0], 10, 0)
+    found_by_all = OfProcess([2.0], 10, 0)
 
     class Started:
         def __enter__(self) -> Any:

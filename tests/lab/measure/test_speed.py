@@ -10,18 +10,17 @@ from torch.nn import functional as F
 
 from skeinformer.attention import METHODS
 from skeinformer.compare.contender import parse
+from skeinformer.lab.measure.crossing import crossover, growth_exponent
 from skeinformer.lab.measure.speed import (
     IDENTITY,
     Entry,
-    Sizes,
+    InputSizes,
     bench_records,
     both_run,
     contender_entry,
-    crossover,
     default_contenders,
     expected_seconds,
     forward_run,
-    growth_exponent,
     matmul_peak,
     random_inputs,
     sdpa_entry,
@@ -220,7 +219,7 @@ def test_short_calls_are_repeated_and_divided() -> None:
 
 
 def test_runs_compute_outputs_and_all_gradients() -> None:
-    q, k, v = random_inputs(Sizes(16, 2, 2, 4))
+    q, k, v = random_inputs(InputSizes(16, 2, 2, 4))
     weight = torch.ones(4, requires_grad=True)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -238,7 +237,7 @@ def test_runs_compute_outputs_and_all_gradients() -> None:
 
 
 def test_inputs_are_those_of_the_seed() -> None:
-    sizes = Sizes(16, 1, 2, 4)
+    sizes = InputSizes(16, 1, 2, 4)
     first, again, other = random_inputs(sizes), random_inputs(sizes), random_inputs(sizes, seed=1)
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
 from skeinformer.lab.commands.report import Report, run_report
-from skeinformer.lab.report.embeddings import embedding_panels, latest
+from skeinformer.lab.report.embeddings import embedding_panels, latest_embeddings
 from skeinformer.lab.report.finetune import over_seeds
 from skeinformer.lab.report.sections import write_report
 from tests.lab.report.parsed import Page
@@ -72,7 +72,7 @@ def test_the_table_of_embeddings(tmp_path: Path) -> None:
 
 def test_of_two_records_about_the_same_the_later_is_shown() -> None:
     records = embedding_records(("cluster",), budgets=(64,))
-    assert latest([*records, {**records[0], "cosine": 0.5}]) == [{**records[0], "cosine": 0.5}]
+    assert latest_embeddings([*records, {**records[0], "cosine": 0.5}]) == [{**records[0], "cosine": 0.5}]
 
 
 def test_fine_tuning_is_shown_over_seeds(tmp_path: Path) -> None:

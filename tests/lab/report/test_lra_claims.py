@@ -12,7 +12,7 @@ from skeinformer.lab.records import Record, read
 from skeinformer.lab.report.intervals import share_error, t_interval
 from skeinformer.lab.report.lra import lra_markdown
 from skeinformer.lab.report.lra_claims import CLAIMS, FAILS, HOLDS, TOO_FEW, check_claims, judge, tasks_table
-from skeinformer.lab.report.lra_paired import ACCURACY_GAP, Pair, over_tasks, pair, pair_text
+from skeinformer.lab.report.lra_paired import ACCURACY_GAP, SeedDifference, over_tasks, pair, pair_text
 from skeinformer.lab.report.lra_runs import arenas
 from skeinformer.lab.report.lra_tasks import Lead, lead, telling, that_tell
 from skeinformer.lab.report.published import TASKS
@@ -26,7 +26,7 @@ ABLATIONS = ("skeinformer_uniform", "skeinformer_no_norm", "skeinformer_simple_n
 LEVEL, LESS_TIME, FEWER_STEPS = CLAIMS[0].text, "A step takes less time", "It converges in fewer steps"
 
 
-def claims(records: list[Record]) -> dict[str, tuple[Pair | None, str]]:
+def claims(records: list[Record]) -> dict[str, tuple[SeedDifference | None, str]]:
     """What is said of each claim; beside exact attention without dropout."""
     (arena,) = arenas(records)
     found = [one for one in check_claims(arena, telling(arena)) if one.claim.second != "softmax_dropout"]
@@ -35,8 +35,8 @@ def claims(records: list[Record]) -> dict[str, tuple[Pair | None, str]]:
 
 def test_a_pair_is_the_mean_over_common_seeds_with_its_interval() -> None:
     assert pair({}) is None
-    assert pair({0: 1.5}) == Pair(1.5, 1, None)
-    assert pair({0: 1.0, 2: 3.0, 5: 2.0}) == Pair(2.0, 3, t_interval([1.0, 3.0, 2.0]))
+    assert pair({0: 1.5}) == SeedDifference(1.5, 1, None)
+    assert pair({0: 1.0, 2: 3.0, 5: 2.0}) == SeedDifference(2.0, 3, t_interval([1.0, 3.0, 2.0]))
     assert pair_text(ACCURACY_GAP, pair({0: -1.5})) == ("-1.50", "1 seed")
     low, high = t_interval([1.0, 2.0])
     assert pair_text(ACCURACY_GAP, pair({0: 1.0, 1: 2.0})) == ("+1.50", f"2 seeds: {low:+.2f} to {high:+.2f}")
@@ -45,7 +45,7 @@ def test_a_pair_is_the_mean_over_common_seeds_with_its_interval() -> None:
 def test_a_mean_over_tasks_is_one_over_the_seeds_of_all_of_them() -> None:
     many, few = {0: 1.0, 1: 2.0, 2: 3.0, 3: 9.0}, {0: 5.0}
     assert over_tasks({"text": many, "image": few}) == pair(many, ("text",))  # one seed would leave one seed for all
-    assert over_tasks({"text": few, "image": {0: 7.0, 1: 1.0}}) == Pair(6.0, 1, None, ("text", "image"))
+    assert over_tasks({"text": few, "image": {0: 7.0, 1: 1.0}}) == SeedDifference(6.0, 1, None, ("text", "image"))
     both = over_tasks({"text": many, "image": {0: 3.0, 1: 4.0, 2: 5.0}})
     assert both == pair({0: 2.0, 1: 3.0, 2: 4.0}, ("text", "image"))
     assert over_tasks({"text": {}, "image": {}}) is None

@@ -27,7 +27,7 @@ def saved(folder: Path, step: int) -> tuple[torch.nn.Module, torch.optim.Optimiz
 def test_all_of_it_comes_back(tmp_path: Path) -> None:
     model, optimizer = saved(tmp_path, 5)
     expected = torch.rand(3)
-    path = checkpoint.latest(tmp_path)
+    path = checkpoint.newest_whole(tmp_path)
     assert path is not None
     found = checkpoint.load(path)
     assert found.state == {"step": 5, "records": [{"kind": "lra_check"}]}
@@ -44,11 +44,11 @@ def test_only_the_newest_stays_and_a_torn_one_is_not_seen(tmp_path: Path) -> Non
     saved(tmp_path, 5)
     (tmp_path / ".checkpoint-9.part").mkdir()
     (tmp_path / ".checkpoint-9.part" / "weights.safetensors").write_bytes(b"half")
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-5"
+    assert checkpoint.newest_whole(tmp_path) == tmp_path / "checkpoint-5"
     saved(tmp_path, 10)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-10"]
     checkpoint.remove(tmp_path)
-    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.newest_whole(tmp_path) is None
 
 
 FILES = [*(f"{name}.safetensors" for name in ("weights", "best", "optimizer", "random-0")), "state.json"]
@@ -123,7 +123,7 @@ def test_what_does_not_fit_the_run_is_named_and_nothing_is_set(
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     before, drawn = model.weight.detach().clone(), torch.get_rng_state()
     with pytest.raises(ValueError, match=rf"{file}\.safetensors {message}.*; remove the folder {folder} to start"):
-        checkpoint.restore(folder, model, optimizer)
+        checkpoint.restore_run(folder, model, optimizer)
     assert torch.equal(model.weight, before)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert not optimizer.state_dict()["state"]

@@ -22,8 +22,8 @@ from skeinformer.lab.training import checkpoint
 from skeinformer.lab.training.job import Job, method_of
 from skeinformer.lab.training.loop import train
 from skeinformer.lab.training.model import Classifier
+from skeinformer.lab.training.observer import Observer
 from skeinformer.lab.training.recipes import RECIPES, recipe
-from skeinformer.lab.training.watch import Watch
 from studies.soak_kills import without_times
 from tests.distributed.pool import Pool
 from tests.lab.training.tiny import tiny_recipe, write_tiny
@@ -139,7 +139,7 @@ def test_a_memory_budget_divides_the_batch(stores: dict[str, Path], tmp_path: Pa
         train(job(stores["text"], tmp_path / "none", memory_budget=1000))
 
 
-class Kill(Watch):
+class Kill(Observer):
     """Ends the process as `kill -9` does, at a step."""
 
     def __init__(self, at: int) -> None:
@@ -176,7 +176,7 @@ def test_after_a_kill_a_run_goes_on_to_the_same_numbers(stores: dict[str, Path],
 def stopped(store: Path, out: Path) -> Job:
     """A run that was stopped after its first checkpoint, and is to be resumed."""
 
-    class Stop(Watch):
+    class Stop(Observer):
         def step(self, step: int) -> None:
             if step == 5:
                 raise KeyboardInterrupt
@@ -184,7 +184,7 @@ def stopped(store: Path, out: Path) -> Job:
     made = job(store, out, "vmean", resume=True)
     with pytest.raises(KeyboardInterrupt):
         train(made, Stop())
-    assert checkpoint.latest(out) == out / "checkpoint-4"
+    assert checkpoint.newest_whole(out) == out / "checkpoint-4"
     return made
 
 

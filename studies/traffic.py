@@ -1,4 +1,4 @@
-"""What crosses ranks, by formulas: the cluster sketch beside ring attention and Ulysses. `python -m` prints the table.
+"""What crosses ranks, by formulas: the cluster sketch beside ring attention and Ulysses.
 
 Bytes that one rank receives for one head and one example of one layer. A gathering of s bytes is (R - 1) s, a sum is
 that of a ring, 2 (R - 1) / R s. Nothing of the cluster sketch has the size of the sequence. Ring attention (Liu et al.
@@ -7,10 +7,12 @@ exchanges tokens for heads: queries, keys, values and the output, and their grad
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from skeinformer.attention import checks, clusters, queries
 from skeinformer.distributed.collectives import Exchange, Kind
+from studies.command import start
 
 LENGTHS = {"64k": 2**16, "1M": 2**20, "16M": 2**24}
 RANKS = (2, 8, 64, 1024)
@@ -104,18 +106,18 @@ def ulysses_bytes(n: int, ranks: int, width: int = 64, item: int = 4) -> int:
     return 2 * 4 * (n // ranks) * width * item * (ranks - 1) // ranks
 
 
-def table(width: int = 64, budget: int = 16, num_pilots: int = 16) -> str:
+def traffic_table(width: int = 64, budget: int = 16, num_pilots: int = 16) -> str:
     """The table of docs/distributed.md, for float32."""
     lines = ["| tokens | ranks | cluster sketch | ring attention | Ulysses |", "|---|---|---|---|---|"]
     for name, n in LENGTHS.items():
         for ranks in RANKS:
             ours = cluster_bytes(ranks, width=width, budget=budget, num_pilots=num_pilots)
             others = (ring_bytes(n, ranks, width), ulysses_bytes(n, ranks, width))
-            lines.append(f"| {name} | {ranks} | " + " | ".join(shown(x) for x in (ours, *others)) + " |")
+            lines.append(f"| {name} | {ranks} | " + " | ".join(bytes_text(x) for x in (ours, *others)) + " |")
     return "\n".join(lines)
 
 
-def shown(size: float) -> str:
+def bytes_text(size: float) -> str:
     """'1.2 MB'."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
@@ -124,5 +126,22 @@ def shown(size: float) -> str:
     raise AssertionError
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """Print how many bytes one rank receives, for one head and one example of one layer."""
+
+    width: int = 64
+    """p, of a head."""
+    budget: int = 16
+    """d, clusters."""
+    num_pilots: int = 16
+    """P, pilot rows."""
+
+
+def print_table(options: Traffic) -> None:
+    """Print the table."""
+    print(traffic_table(options.width, options.budget, options.num_pilots))
+
+
 if __name__ == "__main__":
-    print(table())
+    raise SystemExit(start(Traffic, print_table))

@@ -11,7 +11,7 @@ LINE = re.compile(r"step ([\d,]+ of [\d,]+): (\w+)(?: ([\d,]+ of [\d,]+))?")
 TAIL = 4096  # bytes of a log in which its last line is looked for
 
 
-class Watch:
+class Observer:
     """What is told of a run while it goes on; this one does nothing."""
 
     def begin(self, title: str, steps: int, done: int) -> None: ...

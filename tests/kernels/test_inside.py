@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import skeinformer
-from skeinformer.attention.inside import is_inside, set_inside
+from skeinformer.kernels.inside import inside, is_inside
 from tests.helpers import tensors
 
 PROGRAM = """
@@ -27,11 +27,10 @@ def test_it_is_of_a_thread_and_ends_with_the_attention(monkeypatch: pytest.Monke
     module(q[..., :4], k[..., :4], v)
     assert seen == [True]
     assert not is_inside()
-    before = set_inside(True)
-    thread = threading.Thread(target=lambda: seen.append(is_inside()))
-    thread.start()
-    thread.join()
-    set_inside(before)
+    with inside():
+        thread = threading.Thread(target=lambda: seen.append(is_inside()))
+        thread.start()
+        thread.join()
     assert seen == [True, False]
     monkeypatch.setattr(module, "attend", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""A sketch as one operation of a graph that is compiled for a CPU.
+"""A sketch over merged keys as one operation of a graph that is compiled for a CPU.
 
 Given the plain forms of a sketch, a compiler writes a loop for each handful of their operations and compiles it, which
 takes most of a minute for the cluster sketch. The fast forms are there already. So in such a graph a sketch over merged
@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skeinformer.attention.inputs import Inputs, Noise, default_scale, no_autocast
-from skeinformer.attention.virtual_keys import from_mask
-from skeinformer.kernels.choice import in_one_operation, known, recorded
+from skeinformer.kernels.choice import in_one_operation, known, no_autocast, recorded
 from skeinformer.kernels.merge import (
     SIZE,
     Estimate,
     Kept,
-    Merge,
-    Plan,
+    MergePlan,
     Source,
     attend_others,
     merged_backward,
@@ -30,29 +27,34 @@ from skeinformer.kernels.merge import (
     merged_of,
 )
 
+SketchInputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Query, key, value, and the masks of keys and queries."""
+
 
 class Operation(NamedTuple):
-    """What an operation has to know of a method."""
+    """What an operation has to know of a method: plain functions, and what it is told."""
 
     options: type[Any]
-    plan: Callable[[Inputs, Any, Any, bool], Plan]
+    plan: Callable[[SketchInputs, Sequence[Tensor], Any, bool], MergePlan]
     """From inputs, noise, options, and whether gradients will be asked for."""
-    merge: Callable[..., Merge]
-    num_drawn_for_merge: int
-    estimate: Callable[[Any], Estimate | None] = lambda options: None
+    source: Callable[[SketchInputs, Any], tuple[Source, float]]
+    """From inputs and options, what the plan has of them: the source, and s."""
+    merge: type[Any]
+    """The method's Merge, a NamedTuple."""
+    estimate: Callable[[Any], Estimate]
     """What estimates the gradients, without what was drawn for it."""
 
 
 OPERATIONS: dict[str, Operation] = {}
-"""By the name of the method, written by the file of the method."""
+"""By the full name of the method's class."""
 
 
-def as_operation(name: str, inputs: Inputs, noise: Noise, options: Any) -> Tensor | None:
+def as_operation(name: str, given: SketchInputs, noise: Sequence[Tensor], options: tuple[Any, ...]) -> Tensor | None:
     """The method's output by one operation of the graph that is being compiled; None where it had better be no such."""
-    query, key, value, key_mask, query_mask = inputs
+    query, key, value, key_mask, query_mask = given
     if not in_one_operation(query, value):
         return None
-    arguments = (query, key, value, key_mask, query_mask, list(noise or ()), name, repr(tuple(options)))
+    arguments = (query, key, value, key_mask, query_mask, list(noise), name, repr(tuple(options)))
     output: Tensor = sketch_with_kept(*arguments)[0] if recorded(query, key, value) else sketch(*arguments)
     return output
 
@@ -70,8 +72,8 @@ def sketch(
 ) -> Tensor:
     """The output."""
     with torch.no_grad(), no_autocast(query.device):
-        inputs = Inputs(query, key, value, key_mask, query_mask)
-        plan = OPERATIONS[name].plan(inputs, noise, _read(name, options), False)
+        given = (query, key, value, key_mask, query_mask)
+        plan = OPERATIONS[name].plan(given, noise, _read(name, options), False)
         return attend_others(query, merged_of(plan)[0], plan.scale, in_place=True)[0].contiguous()
 
 
@@ -92,8 +94,8 @@ def sketch_with_kept(
     options: str,
 ) -> list[Tensor]:
     """The output, and what its gradient needs: Kept, what was drawn for the estimate, the Merge."""
-    inputs = Inputs(query, key, value, key_mask, query_mask)
-    return _own(_forward(inputs, noise, name, options), (*inputs, *noise))
+    given = (query, key, value, key_mask, query_mask)
+    return _own(_forward(given, noise, name, options), (*given, *noise))
 
 
 @sketch_with_kept.register_fake
@@ -107,7 +109,7 @@ def _(
     name: str,
     options: str,
 ) -> list[Tensor]:
-    found = _forward(Inputs(query, key, value, key_mask, query_mask), noise, name, options)
+    found = _forward((query, key, value, key_mask, query_mask), noise, name, options)
     return [query.new_empty(0) if x is None else x.new_empty(x.shape) for x in found]
 
 
@@ -126,16 +128,13 @@ def sketch_backward(
     read, operation = _read(name, options), OPERATIONS[name]
     output, *rest = (x if x.dim() > 1 else None for x in found)
     assert output is not None
-    kept, drawn = Kept(*rest[:SIZE]), rest[SIZE : len(rest) - operation.num_drawn_for_merge]  # type: ignore[arg-type]
+    of_merge = len(rest) - len(operation.merge._fields)
+    kept, drawn, merge = Kept(*rest[:SIZE]), rest[SIZE:of_merge], operation.merge(*rest[of_merge:])  # type: ignore[arg-type]
     if kept.full is not None and known(~kept.full):
         kept = kept._replace(full=None)
-    merge = operation.merge(*rest[len(rest) - operation.num_drawn_for_merge :])
-    estimate = operation.estimate(read) if drawn else None
-    if estimate is not None:
-        estimate = estimate._replace(drawn=tuple(x for x in drawn if x is not None))
+    estimate = operation.estimate(read)._replace(drawn=tuple(x for x in drawn if x is not None)) if drawn else None
     with torch.no_grad(), no_autocast(query.device):
-        source = Source(query, *from_mask(key, value, key_mask))
-        scale = default_scale(query, read.scale)
+        source, scale = operation.source((query, key, value, key_mask, None), read)
         d_query, d_key, d_value = merged_backward(gradient, source, output, kept, merge, estimate, scale)
     return d_query.contiguous(), d_key.contiguous(), d_value.contiguous()
 
@@ -145,14 +144,15 @@ def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
-def _forward(inputs: Inputs, noise: Sequence[Tensor], name: str, options: str) -> list[Tensor | None]:
-    with torch.no_grad(), no_autocast(inputs.query.device):
-        plan = OPERATIONS[name].plan(inputs, noise, _read(name, options), True)
+def _forward(given: SketchInputs, noise: Sequence[Tensor], name: str, options: str) -> list[Tensor | None]:
+    query, _, _, key_mask, _ = given
+    with torch.no_grad(), no_autocast(query.device):
+        plan = OPERATIONS[name].plan(given, noise, _read(name, options), True)
         full = plan.full
-        if full is None and plan.estimated and inputs.key_mask is not None:  # as where it cannot be known
-            full = inputs.key_mask.new_zeros(len(inputs.query), 1, 1, 1)
+        if full is None and plan.estimated and key_mask is not None:  # as where it cannot be known
+            full = key_mask.new_zeros(len(query), 1, 1, 1)
         merged, _ = merged_of(plan)
-        output, kept = merged_forward(inputs.query, merged, full, plan.scale)
+        output, kept = merged_forward(query, merged, full, plan.scale)
     return [output, *kept, *(() if merged.estimate is None else merged.estimate.drawn), *merged.merge]
 
 

@@ -11,7 +11,8 @@ from skeinformer import build
 from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.cluster import Cluster
 from skeinformer.attention.inputs import Inputs
-from skeinformer.attention.operation import sketch, sketch_with_kept
+from skeinformer.attention.merged import full_name
+from skeinformer.kernels.operation import sketch, sketch_with_kept
 from tests.helpers import draw, gradients, random_mask, slow_but, tensors
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -74,7 +75,7 @@ def test_the_operations_keep_what_they_promise_to_torch(case: str) -> None:
     q, k, v = tensors(1, 2, 40, p=8, dtype=torch.float32)
     module, mask = build(method, head_dim=8, budget=6, **options), random_mask(1, 40)[:, None]
     noise = list(draw(module, q, k))
-    arguments = (q, k, v, mask, mask, noise, method, repr(tuple(module.options)))
+    arguments = (q, k, v, mask, mask, noise, full_name(type(module)), repr(tuple(module.options)))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(sketch_with_kept, arguments, test_utils=checks)
     torch.library.opcheck(sketch, (*map(torch.detach, (q, k, v)), *arguments[3:]), test_utils=checks)

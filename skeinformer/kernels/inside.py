@@ -5,6 +5,8 @@ keys included. By this it tells the two apart.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class _Inside(threading.local):
@@ -20,8 +22,11 @@ def is_inside() -> bool:
     return _inside.now
 
 
-def set_inside(now: bool) -> bool:
-    """Say whether it is; returns what was said before, to be set again afterwards."""
-    before = _inside.now
-    _inside.now = now
-    return before
+@contextmanager
+def inside() -> Iterator[None]:
+    """Within, an attention of ours is being computed."""
+    before, _inside.now = _inside.now, True
+    try:
+        yield
+    finally:
+        _inside.now = before
