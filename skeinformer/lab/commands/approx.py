@@ -71,7 +71,7 @@ class Approx:
     text: Path | None = None
     """A .txt file, or a .parquet file with a column `text`. Default: the Python language reference."""
     text_filter: tuple[str, ...] = ()
-    """Rows of a .parquet text, as in split=test variant=raw."""
+    """Rows of a .parquet text, as in split=test variant=raw. Default: all."""
     model: str | None = None
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     gradient_trials: int = 8
