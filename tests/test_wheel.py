@@ -2,6 +2,7 @@
 
 There is one for the core and one for each of the extras. Nothing is downloaded: an environment holds links to what is
 installed here, as far as the wheel requires it with that extra, with all that these packages require.
+tests/test_install.py installs the wheel with pip.
 """
 
 import subprocess
@@ -61,7 +62,10 @@ def of_wheel(wheel: Path, extra: str = "") -> list[Requirement]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("dist")
+    return build_wheel(tmp_path_factory.mktemp("dist"))
+
+
+def build_wheel(directory: Path) -> Path:
     built = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", directory, ROOT)
     assert built.returncode == 0, built.stdout + built.stderr
     (path,) = directory.glob("skeinformer-*.whl")
@@ -104,10 +108,8 @@ def test_the_core_requires_torch_and_numpy_only(wheel: Path) -> None:
     assert {requirement.name for requirement in of_wheel(wheel)} == {"torch", "numpy"}
 
 
-def test_skein_attention_runs_in_the_clean_environment(clean: Path, wheel: Path) -> None:
-    program = """
-import importlib.util, torch, skeinformer
-assert not [name for name in ("tyro", "rich", "transformers", "matplotlib", "pytest") if importlib.util.find_spec(name)]
+CORE = """
+import torch, skeinformer
 q, k, v = torch.randn(3, 2, 4, 100, 16).unbind()
 out = skeinformer.skein_attention(q, k, v, budget=32)
 assert out.shape == (2, 4, 100, 16), out.shape
@@ -119,9 +121,12 @@ assert skeinformer.nn.convert(layer, "cluster", budget=32).converted == ("self_a
 x = torch.randn(2, 100, 64)
 assert layer(x).isfinite().all()
 assert len(skeinformer.compare(layer, x, budget=16, rounds=1, show=False).records()) == 6
-print(skeinformer.__file__)
+done("tyro", "rich", "transformers", "matplotlib", "pytest")
 """
-    result = run(clean / "python", "-I", "-c", program)
+
+
+def test_skein_attention_runs_in_the_clean_environment(clean: Path, wheel: Path) -> None:
+    result = run(clean / "python", "-I", "-c", START.format(records="") + CORE)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(clean.parent)
 
