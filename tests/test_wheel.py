@@ -5,6 +5,7 @@ installed here, as far as the wheel requires it with that extra, with all that t
 tests/test_install.py installs the wheel with pip.
 """
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -102,6 +103,20 @@ def test_contents_of_the_wheel(wheel: Path) -> None:
     assert "skeinformer/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"skeinformer"}
+
+
+def test_the_long_description_links_to_no_file(wheel: Path) -> None:
+    """hatch_build.py makes it from README.md: an index of packages shows it alone."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = archive.read(name).decode()
+    text = metadata.partition("\n\n")[2]
+    assert "\nDescription-Content-Type: text/markdown" in metadata
+    assert text.startswith("# skeinformer\n")
+    assert not re.search(r"\]\((?!https?:)", text)
+    assert "10 and 40 times (docs/performance.md)." in text
+    headings = re.compile("^#+ .*", re.MULTILINE)
+    assert headings.findall(text) == headings.findall((ROOT / "README.md").read_text())
 
 
 def test_the_core_requires_torch_and_numpy_only(wheel: Path) -> None:
