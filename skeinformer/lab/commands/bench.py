@@ -102,8 +102,8 @@ class Bench:
 
 
 def command(options: Bench) -> None:
-    """Measure, and print where the records are."""
-    print(run_bench(options), flush=True)
+    """Measure, and say what to do next."""
+    print(f"For a page of this: skein report --records {run_bench(options)}", flush=True)
 
 
 def run_bench(options: Bench, console: Console | None = None) -> Path:
