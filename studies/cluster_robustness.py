@@ -59,9 +59,9 @@ class Options:
     texts: tuple[Path, ...]
     """Files: .txt, or .parquet with a column `text`."""
     each: str | None = None
-    """A column of the .parquet files: every value of it is a text."""
+    """A column of the .parquet files: every value of it is a text. Default: a file is one text."""
     text_filter: tuple[str, ...] = ()
-    """Rows of the .parquet files, as in split=test variant=raw."""
+    """Rows of the .parquet files, as in split=test variant=raw. Default: all."""
     lengths: tuple[int, ...] = (1024, 4096, 16384)
     """Sequence lengths, in tokens."""
     joined: tuple[int, ...] = (1, 2)

@@ -131,7 +131,7 @@ class Theory:
     trials: int = 400
     """Draws of S for each row of the error table."""
     text: Path | None = None
-    """A .txt or .parquet file in place of the Python reference."""
+    """A .txt or .parquet file. Default: the Python language reference."""
 
 
 def run(options: Theory) -> None:

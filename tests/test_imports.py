@@ -40,6 +40,7 @@ LAB = [
     "lab.report",
     "lab.methods_page",
     "lab.commands",
+    "lab.helptext",
     "lab.cli",
 ]
 ORDER = [*PRODUCT, *LAB, "__main__"]

@@ -2,8 +2,10 @@
 
 There is one for the core and one for each of the extras. Nothing is downloaded: an environment holds links to what is
 installed here, as far as the wheel requires it with that extra, with all that these packages require.
+tests/test_install.py installs the wheel with pip.
 """
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -61,7 +63,10 @@ def of_wheel(wheel: Path, extra: str = "") -> list[Requirement]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("dist")
+    return build_wheel(tmp_path_factory.mktemp("dist"))
+
+
+def build_wheel(directory: Path) -> Path:
     built = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", directory, ROOT)
     assert built.returncode == 0, built.stdout + built.stderr
     (path,) = directory.glob("skeinformer-*.whl")
@@ -100,14 +105,26 @@ def test_contents_of_the_wheel(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"skeinformer"}
 
 
+def test_the_long_description_links_to_no_file(wheel: Path) -> None:
+    """hatch_build.py makes it from README.md: an index of packages shows it alone."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = archive.read(name).decode()
+    text = metadata.partition("\n\n")[2]
+    assert "\nDescription-Content-Type: text/markdown" in metadata
+    assert text.startswith("# skeinformer\n")
+    assert not re.search(r"\]\((?!https?:)", text)
+    assert "10 and 40 times (docs/performance.md)." in text
+    headings = re.compile("^#+ .*", re.MULTILINE)
+    assert headings.findall(text) == headings.findall((ROOT / "README.md").read_text())
+
+
 def test_the_core_requires_torch_and_numpy_only(wheel: Path) -> None:
     assert {requirement.name for requirement in of_wheel(wheel)} == {"torch", "numpy"}
 
 
-def test_skein_attention_runs_in_the_clean_environment(clean: Path, wheel: Path) -> None:
-    program = """
-import importlib.util, torch, skeinformer
-assert not [name for name in ("tyro", "rich", "transformers", "matplotlib", "pytest") if importlib.util.find_spec(name)]
+CORE = """
+import torch, skeinformer
 q, k, v = torch.randn(3, 2, 4, 100, 16).unbind()
 out = skeinformer.skein_attention(q, k, v, budget=32)
 assert out.shape == (2, 4, 100, 16), out.shape
@@ -119,9 +136,12 @@ assert skeinformer.nn.convert(layer, "cluster", budget=32).converted == ("self_a
 x = torch.randn(2, 100, 64)
 assert layer(x).isfinite().all()
 assert len(skeinformer.compare(layer, x, budget=16, rounds=1, show=False).records()) == 6
-print(skeinformer.__file__)
+done("tyro", "rich", "transformers", "matplotlib", "pytest")
 """
-    result = run(clean / "python", "-I", "-c", program)
+
+
+def test_skein_attention_runs_in_the_clean_environment(clean: Path, wheel: Path) -> None:
+    result = run(clean / "python", "-I", "-c", START.format(records="") + CORE)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(clean.parent)
 

@@ -54,9 +54,10 @@ class BigBird(BlockSparse):
     """Attention to 3 window, `num_random` random and 2 global blocks of `block_size` tokens.
 
     Zaheer et al. (2020), the internal construction (ITC): a block sees itself, both neighbours, random blocks of its
-    own, drawn for each head, distinct and none of the others, and the first and the last block, whose own queries see
-    everything. Blocks are of budget / 4 tokens: 64 at a budget of 256, where a query visits 8 * 64 = 512 keys and the
-    global rows add 128, the 640 n elements of Chen et al. (2022). Exact up to 7 blocks. Time O(n d p), memory O(n p).
+    own, and the first and the last block. Random blocks are drawn for each head, distinct and none of the others. The
+    queries of the first and the last block see everything. Blocks are of budget / 4 tokens: 64 at a budget of 256,
+    where a query visits 8 * 64 = 512 keys and the global rows add 128, the 640 n elements of Chen et al. (2022). Exact
+    up to 7 blocks. Time O(n d p), memory O(n p).
     """
 
     Options = BigBirdOptions

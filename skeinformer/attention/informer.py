@@ -96,10 +96,10 @@ def most(n: int, options: InformerOptions) -> int:
 class Informer(Attention):
     """Rows of softmax(s Q K^T) V for the u queries of largest M, the mean of V for all others.
 
-    Algorithm 1 of Zhou et al. (2021). u and the number U of keys drawn for a query are `budget`, or ceil(factor ln n)
-    with a `factor`, n being the number of queries and of keys (of the real ones with `masked_selection`), and never
-    more than n. Where U = n each key is taken once. The selection carries no gradient. Exact where u reaches the number
-    of real queries.
+    Algorithm 1 of Zhou et al. (2021). The number u of queries and the number U of keys drawn for a query are `budget`,
+    or ceil(factor ln n) with a `factor`. Here n is the number of queries and of keys (of the real ones with
+    `masked_selection`), and neither u nor U is more. Where U = n each key is taken once. The selection carries no
+    gradient. Exact where u reaches the number of real queries.
     Time O((n U + u n_k) p), memory O(n U p / 32 + n_k p).
     """
 

@@ -30,7 +30,7 @@ class Linformer(Attention):
 
     Wang et al. (2020), section 4. E and F serve all heads (headwise sharing), and with `share_kv` one matrix is both
     (key-value sharing), as in Chen et al. (2022). They start as Johnson-Lindenstrauss maps, independent N(0, 1/d), and
-    are stored transposed, one row for each position: a sequence of n keys uses the first n rows, so a token's place
+    are stored transposed, one row for each position. A sequence of n keys uses the first n rows, so a token's place
     matters and left padding is not right padding. Padded keys add nothing to any combination, but the softmax is always
     over all d combinations, and what they give to the real keys does not sum to one.
     Time O((n + n_k) d p), memory O((n + n_k + d) p) beside the max_len x d parameters.

@@ -53,7 +53,7 @@ class Nystromformer(Attention):
     Exact for an example of at most that many real keys, or real queries. Otherwise rows sum to one only as far as the
     pseudo-inverse is one: `pinv_iterations` steps approach it, and the error they leave can exceed that of the
     landmarks. `conv_kernel` adds to the output a learned convolution of V along the sequence, one filter for each of
-    `num_heads` heads; padding counts as zeros, and queries and keys must then be equally many.
+    `num_heads` heads. Padding counts as zeros, and queries and keys must then be equally many.
     Time O(n L p + L^3), memory O((n + L) p + L^2).
     """
 

@@ -126,11 +126,11 @@ def without_row_norm(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -
 class Skeinformer(MergedAttention):
     """softmax(s Q K^T) V from d of its columns: softmax over [K_J'; mean K_J'] with weights [1, ..., 1, m - d].
 
-    Algorithm 1 of Chen et al. (2022): P pilot rows are computed exactly (`num_pilots`, by default as many as columns;
-    fewer are faster, and 32 are about as good on long sequences), d = `budget` columns J' are drawn without
-    replacement with p_i ~ (sum_J b_ji^2)^(1/2) |V_i| (`columns`: "importance"), the others are filled with the
-    geometric mean of those (`row_norm`: "adaptive"; "simple" leaves them out; "none" is the unbiased D^-1 A S S^T V),
-    and the pilot rows are written over the result (`reuse_pilots`). Selection carries no gradient; everything
+    Algorithm 1 of Chen et al. (2022). P pilot rows are computed exactly (`num_pilots`, by default as many as columns;
+    fewer are faster, and 32 are about as good on long sequences). Then d = `budget` columns J' are drawn without
+    replacement with p_i ~ (sum_J b_ji^2)^(1/2) |V_i| (`columns`: "importance"). The others are filled with the
+    geometric mean of those (`row_norm`: "adaptive"; "simple" leaves them out; "none" is the unbiased D^-1 A S S^T V).
+    The pilot rows are written over the result (`reuse_pilots`). Selection carries no gradient; everything
     selected, the mean key and the mean value do. With `gradient` "queries" keys and values get an estimate of the
     gradient of exact attention instead, from the exact rows of P virtual queries or 32. No parameters.
     Time O(n (d + P) p), memory O((n + d) p); `row_norm="none"` O(n^2 p).

@@ -92,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def read_options(kind: type[T], program: str, arguments: Sequence[str]) -> T:
     """The options in the arguments. A ValueError names the nearest option to one that `program` does not have."""
-    import tyro
+    from skeinformer.lab.helptext import parse
 
     known = list(option_words(kind))
     for argument in arguments[: arguments.index("--") if "--" in arguments else None]:
@@ -101,7 +101,7 @@ def read_options(kind: type[T], program: str, arguments: Sequence[str]) -> T:
             nearest = nearest_option(name, known)
             suggestion = f"; did you mean {_flag(nearest)}?" if nearest else "."
             raise ValueError(f"{program} has no option {_flag(name)}{suggestion} `{program} --help` prints them all.")
-    return tyro.cli(kind, prog=program, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    return parse(kind, program, arguments)
 
 
 def option_words(kind: Any) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Tables and text as a command prints them, in a terminal and in a pipe; `progress.py` has what changes."""
 
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ def plain_table(
     *,
     sections: int = 0,
     title: str | None = None,
+    edge: bool = True,
     broken: str | None = None,
 ) -> Table:
     """A table without a frame: words begin at the left, numbers end at the right.
@@ -31,7 +33,7 @@ def plain_table(
     rows = list(rows)
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.title_style, table.title_justify = "", "left"
-    table.show_edge = title is None
+    table.show_edge = edge and title is None
     for i, heading in enumerate(headings):
         least = longest_word([heading, *(row[i] for row in rows)]) if heading == broken else None
         justify: JustifyMethod = "left" if heading in WORDS else "right"
@@ -50,31 +52,35 @@ def longest_word(texts: Iterable[str]) -> int:
     return max((len(word) for text in texts for word in text.split()), default=0)
 
 
-def split_tables(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int, title: str | None = None
-) -> list[Table]:
+def split_tables(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) -> list[Table]:
     """The rows in as many tables as it takes for each to fit: all columns are shown, the first one in every table.
 
-    The first column may be narrower than its cells, down to 24 letters or its longest word. A row is left out of a
-    table in which it has nothing.
+    The first column may be narrower than its cells, down to 24 letters or its longest word; the others are divided
+    evenly. A row is left out of a table in which it has nothing.
     """
     first = [headings[0], *(row[0] for row in rows)]
     least = max(longest_word(first), min(24, max(map(len, first))))
-    groups: list[list[int]] = [[]]
-    left = width - least
-    for i in range(1, len(headings)):
-        wide = GAP + max(map(len, [headings[i], *(row[i] for row in rows)]))
-        if wide > left and groups[-1]:
-            groups.append([])
-            left = width - least
-        groups[-1].append(i)
-        left -= wide
+    wide = [GAP + max(map(len, [heading, *(row[i] for row in rows)])) for i, heading in enumerate(headings)]
+    groups = column_groups(wide, width - least)
+    even = column_groups(wide, width - least, most=math.ceil((len(headings) - 1) / len(groups)))
+    groups = even if len(even) == len(groups) else groups
     tables = []
     for group in groups:
         shown = [[row[0], *(row[i] for i in group)] for row in rows if any(row[i] for i in group)]
         columns = [headings[0], *(headings[i] for i in group)]
-        tables.append(plain_table(columns, shown, title=title, broken=headings[0]))
+        tables.append(plain_table(columns, shown, edge=False, broken=headings[0]))
     return tables
+
+
+def column_groups(wide: Sequence[int], room: int, most: int | None = None) -> list[list[int]]:
+    """The columns after the first, in their order, in groups that fit the room and have at most `most` columns."""
+    groups: list[list[int]] = [[]]
+    for i in range(1, len(wide)):
+        last = groups[-1]
+        if last and (sum(wide[j] for j in last) + wide[i] > room or len(last) == most):
+            groups.append([])
+        groups[-1].append(i)
+    return groups
 
 
 def hyphenated(name: str, width: int) -> str:

@@ -15,12 +15,12 @@ COMMAND = "python -m skeinformer.lab.methods_page docs/methods.md"
 INTRODUCTION = """\
 # Methods
 
-Every attention of the table is `build(name, head_dim=..., max_len=None, budget=None, seed=None, **options)`: a module
-that takes query, key and value of shape (batch, heads, tokens, width), the masks `key_mask` and `query_mask` (boolean,
-True = real), and `noise` or `generator`. `budget` is the one size that all methods share, and None is a method's own
-default. An option that sets the size (a window, a block) replaces it. An option that you give takes precedence over one
-that a row sets. Some methods also take a `group` of processes ([distributed](distributed.md)). `skein methods` prints
-the table, and [multiply-adds](flops.md) counts the operations.
+Every attention of the table is `build(name, head_dim=..., max_len=None, budget=None, seed=None, **options)`. It is a
+module that takes query, key and value of shape (batch, heads, tokens, width), the masks `key_mask` and `query_mask`
+(boolean, True = real), and `noise` or `generator`. `budget` is the one size that all methods share, and None is a
+method's own default. An option that sets the size (a window, a block) replaces it. An option that you give takes
+precedence over one that a row sets. Some methods also take a `group` of processes ([distributed](distributed.md)).
+`skein methods` prints the table, and [multiply-adds](flops.md) counts the operations.
 
 ```python
 import torch

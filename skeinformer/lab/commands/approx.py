@@ -72,7 +72,7 @@ class Approx:
     text: Path | None = None
     """A .txt file, or a .parquet file with a column `text`. Default: the Python language reference."""
     text_filter: tuple[str, ...] = ()
-    """Rows of a .parquet text, as in split=test variant=raw."""
+    """Rows of a .parquet text, as in split=test variant=raw. Default: all."""
     model: str | None = None
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     gradient_trials: int = 8
@@ -178,8 +178,9 @@ def show(experiment: Experiment, records: Sequence[Record], console: Console) ->
     """Print the tables, and what was left out and why."""
     blocks = result_blocks(experiment, records)
     for block in blocks:
-        for table in split_tables(block.headings, block.rows, width=console.width, title=block.title):
+        for table in split_tables(block.headings, block.rows, width=console.width):
             console.print()
+            say(console, wrapped(block.title, console))  # a title of the table would be wrapped to its width
             console.print(table)
     if blocks:
         console.print(wrapped(spread_note(experiment, records), console), soft_wrap=True)
@@ -197,7 +198,8 @@ def result_blocks(experiment: Experiment, records: Sequence[Record]) -> list[Blo
         about: Record = {"n": n, "weights": weights, "layer": layer}
         known = {case: errors[key] for case in cases(experiment) if (key := _key(experiment, case, about)) in errors}
         trials = sorted({int(record["trials"] or 0) for record in known.values()})
-        title = f"Relative spectral error: n = {n:,}, {weights} weights, layer {layer}, {_listed(trials)} trials"
+        unit = "trial" if trials == [1] else "trials"
+        title = f"Relative spectral error: n = {n:,}, {weights} weights, layer {layer}, {_listed(trials)} {unit}"
         found.append(_block(title, {case: number(record.get("spectral_relative")) for case, record in known.items()}))
     for n in experiment.lengths:
         known = {case: times[n, case] for case in cases(experiment) if (n, case) in times}

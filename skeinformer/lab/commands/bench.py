@@ -49,9 +49,8 @@ class Bench:
     """
 
     lengths: tuple[int, ...] = ()
-    """Sequence lengths, in tokens. Default: 256 to 16384 by doubling; 4096 with --peers or --step.
-
-    With --processes, 16384 by default: of a process's share, and then of the whole sequence."""
+    """Sequence lengths, in tokens; with --processes, of a process's share, and then of the whole sequence. Default: 256
+    to 16384 by doubling; 4096 with --peers or --step; 16384 with --processes."""
     methods: tuple[str, ...] = ()
     """Names of methods, with options as in sketched:sketch=srht. Default: all."""
     contenders: str | None = None
@@ -98,8 +97,8 @@ class Bench:
 
 
 def command(options: Bench) -> None:
-    """Measure, and print where the records are."""
-    print(run_bench(options), flush=True)
+    """Measure, and say what to do next."""
+    print(f"For a page of this: skein report --records {run_bench(options)}", flush=True)
 
 
 def run_bench(options: Bench, console: Console | None = None) -> Path:

@@ -49,7 +49,7 @@ class Compare:
     """Choose for each layer one of the methods and a budget: least time with an error in every head of at most the
     tolerance, or exact attention."""
     budget: int | None = None
-    """Sketch size d. Default: each method's own. A search chooses it."""
+    """Sketch size d; a search chooses it. Default: each method's own."""
     tolerance: float = 0.3
     """Greatest relative error of a safe layer."""
     rounds: int = 5

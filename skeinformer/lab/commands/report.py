@@ -34,10 +34,8 @@ class Report:
     title: str = "Sketched attention, measured"
     """The page's title."""
     figures: Path | None = None
-    """A folder for the pictures, each as .svg and .png.
-
-    They are figure1, figure1-ratio, error-time, error-time-forward, speed, lra-loss, lra-study and embeddings.
-    """
+    """A folder for the pictures, each as .svg and .png: figure1, figure1-ratio, error-time, error-time-forward, speed,
+    lra-loss, lra-study and embeddings."""
     markdown: Path | None = None
     """A file for tables as markdown: those of the Long Range Arena, and the methods of least error by time."""
     length: int | None = None

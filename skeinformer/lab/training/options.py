@@ -20,41 +20,41 @@ class Overrides:
     """Numbers in place of those of the recipe; None leaves a number as it is."""
 
     max_len: int | None = None
-    """The most tokens to read of an example."""
+    """The most tokens to read of an example. Default: the recipe's."""
     budget: int | None = None
-    """The sketch size d."""
+    """The sketch size d. Default: the recipe's."""
     batch: int | None = None
-    """Examples in an optimizer step."""
+    """Examples in an optimizer step. Default: the recipe's."""
     learning_rate: float | None = None
-    """The highest learning rate."""
+    """The highest learning rate. Default: the recipe's."""
     warmup: int | None = None
-    """Steps over which the learning rate rises to its highest value."""
+    """Steps over which the learning rate rises to its highest value. Default: the recipe's."""
     steps: int | None = None
-    """The most training steps."""
+    """The most training steps. Default: the recipe's."""
     check_every: int | None = None
-    """Steps between two checks on the validation set."""
+    """Steps between two checks on the validation set. Default: the recipe's."""
     patience: int | None = None
-    """End training after so many checks without a better validation accuracy."""
+    """End training after so many checks without a better validation accuracy. Default: the recipe's."""
     valid_examples: int | None = None
-    """Examples of the validation set to use."""
+    """Examples of the validation set to use. Default: the recipe's."""
     test_examples: int | None = None
-    """Examples of the test set to use."""
+    """Examples of the test set to use. Default: the recipe's."""
     num_layers: int | None = None
-    """Layers of the model."""
+    """Layers of the model. Default: the recipe's."""
     dim: int | None = None
-    """Width of the model."""
+    """Width of the model. Default: the recipe's."""
     num_heads: int | None = None
-    """Attention heads."""
+    """Attention heads. Default: the recipe's."""
     feedforward_dim: int | None = None
-    """Width of the feed-forward layers."""
+    """Width of the feed-forward layers. Default: the recipe's."""
     classifier_dim: int | None = None
-    """Width of the classifier's hidden layer."""
+    """Width of the classifier's hidden layer. Default: the recipe's."""
     dropout: float | None = None
-    """Share of numbers that dropout sets to zero."""
+    """Share of numbers that dropout sets to zero. Default: the recipe's."""
     weight_decay: float | None = None
-    """Weight decay of AdamW; 0 is Adam."""
+    """Weight decay of AdamW; 0 is Adam. Default: the recipe's."""
     bucket: bool | None = None
-    """Put examples of similar length into a batch."""
+    """Put examples of similar length into a batch. Default: the recipe's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +78,9 @@ class Train(Overrides):
     resume: bool = False
     """Continue from the last checkpoint in the folder, or start if there is none."""
     memory_budget: str | None = None
-    """Find the largest micro-batch that fits, such as 16GiB, and add up gradients to the recipe's batch."""
+    """Memory for a micro-batch, such as 16GiB: the largest that fits is found, and gradients add up to a batch."""
     micro_batch: int | None = None
-    """Examples in a micro-batch, in place of a memory budget."""
+    """Examples in a micro-batch, in place of a memory budget. Default: the whole batch."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision: bfloat16 runs the model in mixed precision."""
     compile: bool = False
@@ -88,7 +88,7 @@ class Train(Overrides):
     sequence_parallel: int = 1
     """Processes of torchrun among which each sequence is divided; the others divide the batch."""
     threads: int | None = None
-    """Threads of torch on a CPU."""
+    """Threads of torch on a CPU. Default: torch's own choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +102,12 @@ class Lra(Overrides):
     seeds: tuple[int, ...] = (0,)
     """Seeds: one run for each."""
     batches: tuple[int, ...] = ()
-    """Batch sizes of a study: one run for each."""
+    """Batch sizes of a study: one run for each. Default: the recipe's."""
     learning_rates: tuple[float, ...] = ()
-    """Learning rates of a study: one run for each."""
+    """Learning rates of a study: one run for each. Default: the recipe's."""
     study: bool = False
-    """The study of batch size and learning rate: Skeinformer on Text with half, once and twice the recipe's batch,
-    each at a quarter of, once and four times its learning rate. --batches and --learning-rates replace these."""
+    """Study batch size and learning rate: Skeinformer on Text, with half, once and twice the recipe's batch, each at a
+    quarter of, once and four times its learning rate. --batches and --learning-rates replace these."""
     baseline: bool = True
     """Leave out the model that sees only how often each token occurs, which is trained beside the others."""
     recipe: str = "cpu"
@@ -117,13 +117,13 @@ class Lra(Overrides):
     out: Path = Path("lra")
     """A folder for the runs; all records in it are gathered in records.jsonl."""
     known: tuple[Path, ...] = ()
-    """Records of other folders or machines: a run that has its result there is not run again, and they are gathered
-    too."""
+    """Records of other folders or machines. They are gathered too, and a run that has its result there is not run
+    again."""
     jobs: int = 1
     """Runs at the same time."""
     threads: int | None = None
-    """Threads of torch in each run on a CPU."""
+    """Threads of torch in each run on a CPU. Default: torch's own choice."""
     memory_budget: str | None = None
-    """Find the largest micro-batch that fits, such as 16GiB."""
+    """Memory for a micro-batch, such as 16GiB: the largest that fits is found."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision: bfloat16 runs the models in mixed precision."""

@@ -22,6 +22,7 @@ from skeinformer.attention import METHODS
 from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
 from skeinformer.lab.commands.approx import Approx, as_experiment, default_methods, result_blocks, run_approx, show
+from skeinformer.lab.console import column_groups
 from skeinformer.lab.measure.approx import KEYS, cases
 from skeinformer.lab.measure.pretrained import minilm_folder
 from skeinformer.lab.progress import progress
@@ -229,3 +230,10 @@ def test_a_file_that_holds_no_records_is_an_error(tmp_path: Path, capsys: pytest
     file.write_text("not a record\nnor this\n")
     assert cli.main(["approx", "--records", str(file)]) == 2
     assert "line 1: not a record" in capsys.readouterr().err
+
+
+def test_columns_are_divided_among_tables() -> None:
+    wide = [20, 5, 5, 5, 5, 5, 5, 5]
+    assert column_groups(wide, 30) == [[1, 2, 3, 4, 5, 6], [7]]
+    assert column_groups(wide, 30, most=4) == [[1, 2, 3, 4], [5, 6, 7]]
+    assert column_groups(wide, 3) == [[i] for i in range(1, 8)]  # one that does not fit has a table of its own

@@ -218,7 +218,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     file = tmp_path / "records.jsonl"
     few = ["--lengths", "32", "--methods", "vmean", "--modes", "forward", "--rounds", "1", "--batch", "1"]
     assert cli.main(["bench", *few, "--records", str(file)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(file)
+    assert capsys.readouterr().out.splitlines()[-1] == f"For a page of this: skein report --records {file}"
     assert len(read(file)) == 2
 
 
