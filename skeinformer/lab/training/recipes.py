@@ -93,8 +93,8 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "listops": _cpu(
             "listops", 256, 32, batch=32, steps=600, check_every=100, rate=1e-3, bucket=True, data=CPU_LISTOPS
         ),
-        "text": _cpu("text", 512, 32, batch=16, steps=400, check_every=50, rate=1e-3, test_examples=5000),
-        "retrieval": _cpu("retrieval", 512, 32, batch=8, steps=300, check_every=50, rate=1e-3),
+        "text": _cpu("text", 512, 32, batch=16, steps=400, check_every=50, rate=3e-4, test_examples=5000),
+        "retrieval": _cpu("retrieval", 512, 32, batch=8, steps=300, check_every=50, rate=3e-4),
         "pathfinder": _cpu(
             "pathfinder", 144, 36, batch=16, steps=2400, check_every=300, rate=3e-4, dropout=0.0, data=CPU_PATHFINDER
         ),
