@@ -2,13 +2,14 @@
 
     python -m studies.finetune --data imdb.parquet --methods ARM ... --seeds 0 1 2 --records finetune.jsonl
     python -m studies.limits --arms ARM ... --data listops --seeds 0 1 2 --out runs
-    python -m studies.limits --records finetune.jsonl runs/records.jsonl
+    python -m studies.limits --records finetune.jsonl runs/records.jsonl lra/records.jsonl
 
 An arm is a method with options; `mixed` (studies/mixed.py) is the cluster sketch with exact parts put in, as in
 mixed:output=exact or mixed:dq=exact,dk=exact,dv=exact. With arms this trains them from scratch by the recipe
 `cpu` on a store of `skein data`, what is done already left out. Then it prints a table of all records: for each arm the
 mean over seeds of its difference to exact attention with the same seed, the same order of the data and the same start,
-with a 95 % interval by Student's t. The loss of a run is the mean over the second half of its steps.
+with a 95 % interval by Student's t. The loss of a run is the mean over the second half of its steps. Runs of `skein
+lra` by the recipe itself are arms too, so that nothing is trained twice.
 """
 
 import sys
@@ -22,11 +23,12 @@ from typing import NamedTuple
 from rich.console import Console
 
 from skeinformer.compare.contender import parse
+from skeinformer.lab.commands.lra import RUN_KEYS
 from skeinformer.lab.commands.train import run_train
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.store import open_store
-from skeinformer.lab.records import Ledger, Record, append, read, read_known
+from skeinformer.lab.records import Ledger, Record, append, key_of, read, read_known
 from skeinformer.lab.report.intervals import t_interval
 from skeinformer.lab.training.options import Train
 from skeinformer.nn.functional import EXACT
@@ -38,6 +40,7 @@ from studies.pages import filled, markdown
 FEWEST = 2  # seeds that give an interval
 KEYS = ("task", "arm", "d", "seed", "asked")  # what tells a run from others; asked: for how many steps
 HEAD = ("arm", "d", "seeds", "loss", "accuracy, %")
+OF_LRA = (EXACT, "cluster", "skeinformer")  # methods of the Long Range Arena's records that are arms
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Limits:
     """Train with exact parts put into a sketch, and print the differences to exact attention, paired by seed."""
 
     records: tuple[Path, ...] = ()
-    """Records of studies.finetune and of earlier calls."""
+    """Records of studies.finetune, of `skein lra`, and of earlier calls."""
     arms: tuple[str, ...] = ()
     """Methods to train from scratch, with options: softmax, cluster, mixed:output=exact. Default: train nothing."""
     data: Path | None = None
@@ -144,18 +147,34 @@ def train_arms(options: Limits) -> Path:
 def differences(records: Iterable[Record]) -> dict[str, dict[tuple[str, int | None], Difference]]:
     """By study and arm, for all that was run with exact attention too."""
     found: dict[str, dict[tuple[str, int | None], dict[int, RunOutcome]]] = defaultdict(lambda: defaultdict(dict))
+    losses: dict[tuple[object, ...], list[float]] = defaultdict(list)  # of a run of `skein lra`, check by check
     for record in records:
         if record.get("kind") == "finetune":
             title = f"fine-tuning, n = {record['n']}, {record['steps']} steps of {record['batch']}"
-            options = record.get("options") or ""
-            arm = f"{record['method']}:{options}" if options else str(record["method"])
-            outcome = RunOutcome(float(record["second_half_loss"]), float(record["test_accuracy"]))  # type: ignore[arg-type]
-            found[title][arm, record.get("budget")][int(record["seed"])] = outcome  # type: ignore[arg-type,index]
+            arm, budget, accuracy = arm_of(record), record.get("budget"), record["test_accuracy"]
+            loss = record["second_half_loss"]
         elif record.get("kind") == "limits":
             title = f"{record['task']} from scratch, {record['steps']} steps"
-            outcome = RunOutcome(float(record["second_half_loss"]), float(record["accuracy"]))  # type: ignore[arg-type]
-            found[title][str(record["arm"]), record["d"]][int(record["seed"])] = outcome  # type: ignore[arg-type,index]
+            arm, budget, accuracy = str(record["arm"]), record["d"], record["accuracy"]
+            loss = record["second_half_loss"]
+        elif record.get("kind") == "lra_check":
+            losses[key_of(record, RUN_KEYS)].append(float(record["loss"]))  # type: ignore[arg-type]
+            continue
+        elif record.get("kind") == "lra_run" and record["method"] in OF_LRA and not record["overrides"]:
+            title = f"{record['task']} from scratch, {record['steps']} steps"
+            arm, budget, accuracy = arm_of(record), record["budget"], record["test_accuracy"]
+            loss = second_half(losses[key_of(record, RUN_KEYS)])
+        else:
+            continue
+        budget = None if arm == EXACT else budget
+        found[title][arm, budget][int(record["seed"])] = RunOutcome(float(loss), float(accuracy))  # type: ignore[arg-type,index]
     return {title: paired(arms) for title, arms in found.items()}
+
+
+def arm_of(record: Record) -> str:
+    """The method with its options."""
+    options = record.get("options") or ""
+    return f"{record['method']}:{options}" if options else str(record["method"])
 
 
 def paired(arms: dict[tuple[str, int | None], dict[int, RunOutcome]]) -> dict[tuple[str, int | None], Difference]:
@@ -185,7 +204,8 @@ def half_width(values: Sequence[float]) -> float | None:
 def rows_of(arms: dict[tuple[str, int | None], Difference]) -> list[tuple[str, ...]]:
     """A row for each arm: exact attention's own values, the others' differences to them."""
     rows: list[tuple[str, ...]] = []
-    for (arm, budget), (seeds, loss, loss_half, accuracy, accuracy_half) in arms.items():
+    ordered = sorted(arms.items(), key=lambda item: (item[0][0] != EXACT, item[0][0], item[0][1] or 0))
+    for (arm, budget), (seeds, loss, loss_half, accuracy, accuracy_half) in ordered:
         sign = "" if arm == EXACT else "+"
         rows.append(
             (

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from skeinformer.attention import METHODS
-from skeinformer.lab.records import read
+from skeinformer.lab.records import Record, read
 from studies.finetune import second_half
 from studies.limits import Limits, differences, run_limits
 from tests.lab.training.tiny import write_tiny
@@ -35,6 +35,19 @@ def test_differences_are_paired_by_seed() -> None:
     assert cluster.loss == pytest.approx(0.1)
     assert cluster.loss_half == pytest.approx(0, abs=1e-6)
     assert table["softmax", None].loss == pytest.approx(3)
+
+
+def test_runs_of_the_long_range_arena_are_arms() -> None:
+    """Those by the recipe itself; their loss comes from their checks."""
+    records: list[Record] = []
+    for method, offset, overrides in (("softmax", 0.0, ""), ("cluster", 0.25, ""), ("cluster", 9.0, "steps=5")):
+        run: Record = {"recipe": "cpu", "task": "listops", "method": method, "options": "", "seed": 0}
+        run |= {"overrides": overrides}
+        records += [{"kind": "lra_check", **run, "loss": loss + offset} for loss in (8.0, 2.0)]
+        records.append({"kind": "lra_run", **run, "steps": 600, "budget": 32, "test_accuracy": 0.3})
+    (table,) = differences(records).values()
+    assert table["softmax", None].loss == 2
+    assert table["cluster", 32].loss == 0.25
 
 
 def test_the_second_half_counts() -> None:
