@@ -131,11 +131,11 @@ class Traffic:
     """Print how many bytes one rank receives, for one head and one example of one layer."""
 
     width: int = 64
-    """p, of a head."""
+    """Width p of a head."""
     budget: int = 16
-    """d, clusters."""
+    """Clusters d."""
     num_pilots: int = 16
-    """P, pilot rows."""
+    """Pilot rows P."""
 
 
 def print_table(options: Traffic) -> None:
