@@ -1,7 +1,7 @@
 """Virtual queries over shares: what `queries.py` estimates in one process, in the four exchanges of a backward pass.
 
 gradients      candidates of the virtual queries                      with the gradients of virtual keys, summed
-rows           the 8 d candidates of the best scores                  with the gradients of pilot queries, summed
+rows           the 4 d candidates of the best scores                  with the gradients of pilot queries, summed
 queries        sums over clusters of queries                          summed
 query sums     the logs of their rows' sums, and G_c . O_c of each    gathered
 """
@@ -105,9 +105,12 @@ def shared_query_gradients(
     of_sums, of_products = gather_over(group, "query sums", row_sum, (G * rows).sum(-1))
     normalizer = merge_sums(of_sums)  # (b, h, d)
     product = ((of_sums - normalizer).exp() * of_products).sum(0)  # (b, h, d), G_c . O_c
-    square = G.square().sum(-1)
-    missing = ((product - (G * rows).sum(-1)) / square.where(square > 0, 1))[..., None]
-    standing = rows + missing * G  # all that a gradient asks of O_c is G_c . O_c
+    # all that a gradient asks of O_c is G_c . O_c; in units of the largest of G_c, so that squares are in range
+    size = G.abs().amax(-1, keepdim=True)  # (b, h, d, 1)
+    size = size.where(size > 0, 1)
+    direction = G / size
+    missing = (product - (G * rows).sum(-1))[..., None] / size  # (b, h, d, 1)
+    standing = rows + missing / direction.square().sum(-1, keepdim=True).clamp(min=1) * direction
     _, d_key, d_value = rows_backward(G, mean, *source, standing, normalizer, scale)
     mean_key = key_sum / total.clamp(min=torch.finfo(dtype).tiny)
     found.add_missed_((d_key, d_value), source.keys, source.values, mass, mean_key, scale)
