@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.clusters import find_centers, nearest, query_metric
-from skeinformer.attention.queries import ASKED, LEAST, SAMPLE, fresh_numbers, spread
+from skeinformer.attention.queries import FEWEST_QUERIES, METRIC_KEYS, SAMPLED_QUERIES, fresh_numbers, spread
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded.pilots import merge_sums, ranked, rows_over_own_keys
 from skeinformer.attention.sharded.rows import rows_backward
@@ -50,10 +50,10 @@ class SharedQueries(NamedTuple):
 
     @staticmethod
     def of(u: Tensor, keys: Tensor, live: Tensor, mass: Tensor, size: int, n: int, scale: float) -> "SharedQueries":
-        """For `size` virtual queries or LEAST, among the n queries of all ranks; keys: those that make the metric."""
-        d = min(max(size, LEAST), n)
+        """For `size` virtual queries or the fewest, among the n queries of all ranks; keys: those of the metric."""
+        d = min(max(size, FEWEST_QUERIES), n)
         apart = spread(keys, live, scale)
-        return SharedQueries(fresh_numbers(u), query_metric(keys, live), mass, apart, d, min(SAMPLE * d, n))
+        return SharedQueries(fresh_numbers(u), query_metric(keys, live), mass, apart, d, min(SAMPLED_QUERIES * d, n))
 
     def offer(self, gradient: Tensor) -> Offer:
         """This rank's candidates, for gradients (b, h, n, p_v)."""
@@ -63,7 +63,7 @@ class SharedQueries(NamedTuple):
 
 def offered_keys(of_keys: Tensor, key: Tensor, key_mask: Tensor | None, n_k: int) -> Candidates:
     """This rank's candidates for the keys that make the metric, by their uniform numbers."""
-    return candidates(ranked(of_keys, key_mask), min(ASKED * key.shape[-1], n_k))
+    return candidates(ranked(of_keys, key_mask), min(METRIC_KEYS * key.shape[-1], n_k))
 
 
 def beside(x: Tensor, group: Group) -> Tensor:
