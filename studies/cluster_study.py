@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention import ClusterNoise, build, skein_attention
-from skeinformer.attention.clusters import ASKED, SAMPLE, query_metric
+from skeinformer.attention.clusters import METRIC_QUERIES, SAMPLED_KEYS, query_metric
 from skeinformer.lab.measure.errors import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
 from skeinformer.noise import gumbel
@@ -68,7 +68,7 @@ class Knobs(NamedTuple):
     """The choices of the sketch. The defaults are the library's."""
 
     steps: int = 1
-    sample: int | None = SAMPLE
+    sample: int | None = SAMPLED_KEYS
     centers: str = "importance"
     metric: str = "queries"
     value_share: float = 0.0
@@ -176,7 +176,7 @@ def _assign(
     found = _plus_plus(space, mass, d) if knobs.centers == "plus_plus" else points[:, :d]
     if knobs.centers == "warm":
         elsewhere = key.flip(1) if other is None else other
-        found = _lloyd(_take(elsewhere @ root, ranked[:, : SAMPLE * d]), (elsewhere @ root)[:, :d], 1)
+        found = _lloyd(_take(elsewhere @ root, ranked[:, : SAMPLED_KEYS * d]), (elsewhere @ root)[:, :d], 1)
     found = _lloyd(points, found, knobs.steps)
     kept = int(knobs.heavy * d)
     if not kept:
@@ -259,7 +259,7 @@ def _root(query: Tensor, pilots: Tensor, u: Tensor, metric: str) -> Tensor:
         return torch.eye(p).to(query).expand(len(query), p, p)
     asked = {
         "pilots": pilots,
-        "queries": _take(query, u.topk(min(ASKED * p, u.shape[-1]), -1, largest=False).indices),
+        "queries": _take(query, u.topk(min(METRIC_QUERIES * p, u.shape[-1]), -1, largest=False).indices),
     }.get(metric, query)
     if metric == "uncentered":  # with the queries' negatives the mean is 0
         asked = torch.cat([query, -query], 1)

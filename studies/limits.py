@@ -23,12 +23,11 @@ from typing import NamedTuple
 from rich.console import Console
 
 from skeinformer.compare.contender import parse
-from skeinformer.lab.commands.lra import RUN_KEYS
 from skeinformer.lab.commands.train import run_train
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.store import open_store
-from skeinformer.lab.records import Ledger, Record, append, key_of, read, read_known
+from skeinformer.lab.records import RUN_KEYS, Ledger, Record, append, key_of, read, read_known
 from skeinformer.lab.report.intervals import t_interval
 from skeinformer.lab.training.options import Train
 from skeinformer.nn.functional import EXACT
@@ -37,6 +36,7 @@ from studies.finetune import second_half
 from studies.mixed import mixed_offered
 from studies.pages import filled, markdown
 
+RECIPE = "cpu"
 FEWEST = 2  # seeds that give an interval
 KEYS = ("task", "arm", "d", "seed", "asked")  # what tells a run from others; asked: for how many steps
 HEAD = ("arm", "d", "seeds", "loss", "accuracy, %")
@@ -121,7 +121,7 @@ def train_arms(options: Limits) -> Path:
                     Train(
                         task=task,
                         method=arm,
-                        recipe="cpu",
+                        recipe=RECIPE,
                         data=options.data,
                         out=folder,
                         seed=seed,
@@ -147,7 +147,7 @@ def train_arms(options: Limits) -> Path:
 def differences(records: Iterable[Record]) -> dict[str, dict[tuple[str, int | None], Difference]]:
     """By study and arm, for all that was run with exact attention too."""
     found: dict[str, dict[tuple[str, int | None], dict[int, RunOutcome]]] = defaultdict(lambda: defaultdict(dict))
-    losses: dict[tuple[object, ...], list[float]] = defaultdict(list)  # of a run of `skein lra`, check by check
+    checks: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)  # of `skein lra`: a run's losses by step
     for record in records:
         if record.get("kind") == "finetune":
             title = f"fine-tuning, n = {record['n']}, {record['steps']} steps of {record['batch']}"
@@ -158,17 +158,32 @@ def differences(records: Iterable[Record]) -> dict[str, dict[tuple[str, int | No
             arm, budget, accuracy = str(record["arm"]), record["d"], record["accuracy"]
             loss = record["second_half_loss"]
         elif record.get("kind") == "lra_check":
-            losses[key_of(record, RUN_KEYS)].append(float(record["loss"]))  # type: ignore[arg-type]
+            checks[key_of(record, RUN_KEYS)][int(record["step"])] = float(record["loss"])  # type: ignore[arg-type]
             continue
-        elif record.get("kind") == "lra_run" and record["method"] in OF_LRA and not record["overrides"]:
+        elif is_arm(record):
             title = f"{record['task']} from scratch, {record['steps']} steps"
             arm, budget, accuracy = arm_of(record), record["budget"], record["test_accuracy"]
-            loss = second_half(losses[key_of(record, RUN_KEYS)])
+            losses = checks[key_of(record, RUN_KEYS)]
+            if not losses:
+                raise ValueError(
+                    f"the run of {arm} on {record['task']} with seed {record['seed']} has no checks before it"
+                )
+            loss = second_half(list(losses.values()))
         else:
             continue
         budget = None if arm == EXACT else budget
         found[title][arm, budget][int(record["seed"])] = RunOutcome(float(loss), float(accuracy))  # type: ignore[arg-type,index]
     return {title: paired(arms) for title, arms in found.items()}
+
+
+def is_arm(record: Record) -> bool:
+    """Whether a record is a run of `skein lra` by the recipe itself, of a method that is compared."""
+    return (
+        record.get("kind") == "lra_run"
+        and record["recipe"] == RECIPE
+        and record["method"] in OF_LRA
+        and not record["overrides"]
+    )
 
 
 def arm_of(record: Record) -> str:

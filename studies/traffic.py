@@ -35,9 +35,9 @@ def cluster_exchanges(
     """
     d, pilots, p, each = budget, num_pilots, width, batch * heads
     exchange = _of(ranks, each, item)
-    asked = clusters.ASKED * p + (queries.ASKED * p if from_queries else 0)
-    sample, virtual = clusters.SAMPLE * d, max(d, queries.LEAST)
-    candidates = queries.SAMPLE * virtual
+    asked = clusters.METRIC_QUERIES * p + (queries.METRIC_KEYS * p if from_queries else 0)
+    sample, virtual = clusters.SAMPLED_KEYS * d, max(d, queries.FEWEST_QUERIES)
+    candidates = queries.SAMPLED_QUERIES * virtual
 
     forward = [
         Exchange("shares", "gather", 5 * 8, ranks),

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from skeinformer.attention.base import Trace, as_function
 from skeinformer.attention.certificate import Info
-from skeinformer.attention.clusters import ASKED, ClusterMerge, merge_clusters, query_metric
+from skeinformer.attention.clusters import METRIC_QUERIES, ClusterMerge, merge_clusters, query_metric
 from skeinformer.attention.inputs import Inputs
 from skeinformer.attention.merged import MergedAttention, MergedKeys, ToMerge
 from skeinformer.attention.pilots import compute_pilots
@@ -74,7 +74,7 @@ def cluster_sketch(given: ToMerge, noise: ClusterNoise, options: ClusterOptions)
     query, source, scale, (d, num_pilots, num_steps) = given.query, given.source, given.scale, options.sizes
     rows = uniform_rows(noise.pilots, given.query_mask, num_pilots)
     pilots = compute_pilots(query, rows, source, scale, with_mass=True)
-    asked = rows_of_metric(noise.pilots, given.query_mask, num_pilots, ASKED * query.shape[-1])
+    asked = rows_of_metric(noise.pilots, given.query_mask, num_pilots, METRIC_QUERIES * query.shape[-1])
     metric = query_metric(gather_rows(query, asked.indices), asked.live)
     clusters = merge_clusters(
         pilots,

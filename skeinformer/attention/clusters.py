@@ -20,14 +20,13 @@ from skeinformer.attention.selection import Selection, at_most, sample_without_r
 from skeinformer.attention.virtual_keys import VirtualKeys
 from skeinformer.kernels.clusters import add_of_clusters_, cluster_sums, first_of_largest, weighted_sums
 from skeinformer.kernels.merge import Virtual
-from skeinformer.kernels.ranges import moderate_unit
+from skeinformer.kernels.ranges import LOWEST, moderate_unit
 from skeinformer.kernels.rows import gather_rows
 
 UNSEEN = 1e-20  # the mass of a key that no pilot sees: among its like it counts, beside others it does not
-SAMPLE = 8  # keys per cluster that the Lloyd steps see
+SAMPLED_KEYS = 8  # keys per cluster that the Lloyd steps see
 SEEN = 1e-14  # a cluster that weighs less to the pilots is counted, not calibrated
-LOWEST = -1e30  # a finite stand-in for -inf
-ASKED = 4  # queries per dimension that the metric is made of
+METRIC_QUERIES = 4  # queries per dimension that the metric is made of
 RIDGE = 0.1  # of the metric, in its mean eigenvalue: what no query asks for decides between keys that are else alike
 
 
@@ -115,7 +114,7 @@ def merge_clusters(
     # whether each has its own, (b, h, 1); None where that is known not to be so
     full = None if n > d and source.log_weight is None else live.sum(-1, keepdim=True) <= d
     d = at_most(d, n)
-    sample = sample_without_replacement(log_importance(pilots, source, scale), u, SAMPLE * d if num_steps else d)
+    sample = sample_without_replacement(log_importance(pilots, source, scale), u, SAMPLED_KEYS * d if num_steps else d)
     weight = (column_mass(pilots, source, scale) + UNSEEN * share.clamp(min=1e-6)).where(live, 0)
     weight = weight if full is None else torch.where(full, live.to(weight.dtype), weight)
     moments = find_moments(source, weight, sample, d, full, num_steps, metric, first_order and n > d)

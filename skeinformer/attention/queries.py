@@ -30,9 +30,9 @@ from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import scramble
 
 Gradient = Literal["queries", "keys"]  # of exact attention, estimated; or the derivative of the output
-SAMPLE = 4  # queries per virtual query that the Lloyd step sees
-LEAST = 32  # virtual queries: fewer are hardly faster
-ASKED = 4  # keys per dimension that the metric is made of
+SAMPLED_QUERIES = 4  # queries per virtual query that the Lloyd step sees
+FEWEST_QUERIES = 32  # virtual queries: fewer are hardly faster
+METRIC_KEYS = 4  # keys per dimension that the metric is made of
 BITS = 23  # of a uniform number
 
 
@@ -59,7 +59,7 @@ def query_rows(
     places = query.detach().to(dtype)
     keys = gather_rows(key, asked)
     metric = query_metric(keys, asked_live)
-    sample = sample_without_replacement(norm.log(), u, SAMPLE * d)
+    sample = sample_without_replacement(norm.log(), u, SAMPLED_QUERIES * d)
     assignment = nearest(places, find_centers(places, sample, d, 1, metric), metric)  # (b, h, n)
     sums = query_sums(query.detach(), gradient, output.detach(), norm.sqrt(), assignment, d, left_out)
     return QueryRows.of(sums, gradient.shape[-1], unit[..., None], spread(keys, asked_live, scale))
@@ -99,14 +99,14 @@ def virtual_queries(
     size: int,
     width: int,
 ) -> Estimate:
-    """`size` virtual queries or LEAST, drawn by the numbers that decided the output already."""
-    asked = uniform_rows(of_keys, key_mask, ASKED * width)
+    """`size` virtual queries or FEWEST_QUERIES, drawn by the numbers that decided the output already."""
+    asked = uniform_rows(of_keys, key_mask, METRIC_KEYS * width)
     return estimate_of(size)._replace(drawn=(fresh_numbers(of_queries), *asked, mass))
 
 
 def estimate_of(size: int) -> Estimate:
     """`virtual_queries` without what is drawn."""
-    return Estimate(query_rows, (), max(size, LEAST))
+    return Estimate(query_rows, (), max(size, FEWEST_QUERIES))
 
 
 def fresh_numbers(u: Tensor) -> Tensor:

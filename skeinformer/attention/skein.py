@@ -24,14 +24,12 @@ from skeinformer.attention.pilots import Pilots, column_mass, compute_pilots, lo
 from skeinformer.attention.queries import Gradient
 from skeinformer.attention.selection import Selection, sample_without_replacement, uniform_rows
 from skeinformer.attention.sharded.skein import sharded_algorithm_1
-from skeinformer.attention.sketched import sketch_columns
+from skeinformer.attention.sketched import sketch_sampled_columns
 from skeinformer.attention.virtual_keys import from_mask
 from skeinformer.distributed.group import Group
-from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.merge import write_rows
 from skeinformer.noise import Rand
 from skeinformer.registry import check_count
-from skeinformer.sketch.sampling import subsampling
 
 Columns = Literal["importance", "uniform"]
 RowNorm = Literal["adaptive", "simple", "none"]
@@ -110,19 +108,6 @@ def rows_and_importance(given: ToMerge, noise: SkeinNoise, options: SkeinOptions
     return pilots, source.log_weights()
 
 
-def without_row_norm(inputs: Inputs, noise: SkeinNoise, options: SkeinOptions) -> tuple[Tensor, Trace]:
-    """`row_norm="none"`: D^-1 A S S^T V with exact D and S of Definition 1, unbiased. O(n^2 p)."""
-    query, source, scale = inputs.query, from_mask(*inputs[1:4]), default_scale(inputs.query, options.scale)
-    given = ToMerge(query, source, source, inputs.query_mask, scale, with_mass=False)
-    pilots, log_probability = rows_and_importance(given, noise, options)
-    n, d, dtype = source.keys.shape[-2], options.budget, statistics_dtype(query)
-    sketch = subsampling((noise.columns,), n, d, dtype=dtype, log_probability=log_probability)
-    output = sketch_columns(query, source, sketch, scale)
-    output = write_rows(output, pilots.as_rows() if pilots is not None and options.reuse_pilots else None)
-    columns = Selection(sketch.index[..., 0], sketch.weight[..., 0] > 0)
-    return output, Trace(pilots, Selected(pilots, log_probability, columns))
-
-
 class Skeinformer(MergedAttention):
     """softmax(s Q K^T) V from d of its columns: softmax over [K_J'; mean K_J'] with weights [1, ..., 1, m - d].
 
@@ -175,9 +160,16 @@ class Skeinformer(MergedAttention):
 
     @classmethod
     def compute(cls, inputs: Inputs, noise: Any, options: SkeinOptions) -> tuple[Tensor, Trace]:
-        if options.row_norm == "none":
-            return without_row_norm(inputs, SkeinNoise(*noise), options)
-        return super().compute(inputs, noise, options)
+        """Attention over what `algorithm_1` makes; for `row_norm="none"` D^-1 A S S^T V with the exact D. O(n^2 p)."""
+        if options.row_norm != "none":
+            return super().compute(inputs, noise, options)
+        query, source, scale = inputs.query, from_mask(*inputs[1:4]), default_scale(inputs.query, options.scale)
+        given, u = ToMerge(query, source, source, inputs.query_mask, scale, with_mass=False), noise[1]
+        pilots, log_probability = rows_and_importance(given, SkeinNoise(*noise), options)
+        output, columns = sketch_sampled_columns(query, source, log_probability, u, options.budget, scale)
+        if pilots is not None and options.reuse_pilots:
+            output = write_rows(output, pilots.as_rows())
+        return output, Trace(pilots, Selected(pilots, log_probability, columns))
 
     @classmethod
     def as_operation(cls, inputs: Inputs, noise: Any, options: SkeinOptions) -> Tensor | None:
@@ -186,10 +178,8 @@ class Skeinformer(MergedAttention):
     @staticmethod
     def describe(inputs: Inputs, trace: Trace, options: SkeinOptions, info: Info) -> SkeinInfo:
         pilots, log_probability, columns, log_total = trace.found
-        size = options.budget if options.num_pilots is None else options.num_pilots
-        rows = columns.indices.new_full((*inputs.query.shape[:2], size), -1)
-        if pilots is not None:
-            rows = pilots.rows.marked(size)
+        none = columns.indices.new_full((*inputs.query.shape[:2], options.num_pilots or options.budget), -1)
+        rows = none if pilots is None else pilots.rows.marked(none.shape[-1])
         log_probability = log_probability.log_softmax(-1) if log_total is None else log_probability - log_total
         if inputs.key_mask is not None:
             log_probability = log_probability.where(inputs.key_mask, -torch.inf)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from skeinformer.attention.base import OF_THE_MODULE, Attention, Trace
 from skeinformer.attention.inputs import Inputs, Noise, default_scale
+from skeinformer.attention.selection import Selection
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.ranges import narrow, saturated
@@ -20,6 +21,7 @@ from skeinformer.noise import Rand, only_shapes
 from skeinformer.registry import check_options, lookup
 from skeinformer.sketch import SKETCHES, Sketch, find
 from skeinformer.sketch.base import SparseColumns
+from skeinformer.sketch.sampling import subsampling
 
 SketchedSide = Literal["columns", "rows"]
 
@@ -87,6 +89,19 @@ def sketch_columns(query: Tensor, source: VirtualKeys, sketch: Sketch, scale: fl
     values = sketch.lift(sketch.apply(source.values.to(dtype)))  # (b, h, n_k, p_v)
     output = attend(query.to(dtype), VirtualKeys(source.keys.to(dtype), values, source.log_weight), scale)
     return narrow(output, query.dtype)
+
+
+def sketch_sampled_columns(
+    query: Tensor, source: VirtualKeys, log_probability: Tensor, u: Tensor, d: int, scale: float
+) -> tuple[Tensor, Selection]:
+    """`sketch_columns` with d columns sub-sampled by given probabilities (Definition 1), and which they are.
+
+    log_probability: (b, h, n_k), up to a constant. u: (b, h, d), uniform numbers.
+    """
+    dtype = statistics_dtype(query)
+    sketch = subsampling((u,), source.keys.shape[-2], d, dtype=dtype, log_probability=log_probability)
+    columns = Selection(sketch.index[..., 0], sketch.weight[..., 0] > 0)
+    return sketch_columns(query, source, sketch, scale), columns
 
 
 def sketch_rows(query: Tensor, source: VirtualKeys, query_mask: Tensor | None, sketch: Sketch, scale: float) -> Tensor:

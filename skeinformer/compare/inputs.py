@@ -33,7 +33,7 @@ def named_inputs(model: nn.Module, inputs: Any) -> dict[str, Any]:
         return {"args": _positional(inputs)}
 
 
-def real_rows(model: nn.Module, inputs: Any, returned: Any) -> Tensor | None:
+def mask_of_inputs(model: nn.Module, inputs: Any, returned: Any) -> Tensor | None:
     """Which rows of what the model returns are real, (b, n), where the inputs say so; else None, which is all."""
     given = named_inputs(model, inputs)
     for x in list(given.values()):  # a SentenceTransformer has all of them in one

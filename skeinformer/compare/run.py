@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from skeinformer.attention.methods import DEFAULT
 from skeinformer.compare.contender import OFFERED, Contender, has_budget, parse
-from skeinformer.compare.inputs import call_model, real_rows, warn_of_padding
+from skeinformer.compare.inputs import call_model, mask_of_inputs, warn_of_padding
 from skeinformer.compare.layers import LayerCall, OnLayer, Plan, Side, measure_call
 from skeinformer.compare.measure import interleaved, quartiles, ratio
 from skeinformer.compare.outputs import compare_outputs, tensors_of
@@ -187,7 +187,7 @@ def compare_runs(
     exact()
     returned = call_model(model, inputs)
     expected = tensors_of(returned, logits)
-    mask = real_rows(model, inputs, returned) if mask is None else mask
+    mask = mask_of_inputs(model, inputs, returned) if mask is None else mask
     if mask is None and expected:
         warn_of_padding(model, inputs, next(iter(expected.values())))
     sketched()

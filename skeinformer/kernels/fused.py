@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from skeinformer.kernels.choice import ALIGNED, Route, first_derivative, only_plain_kernel, route_of, statistics_dtype
+from skeinformer.kernels.ranges import LOWEST
 
-EMPTY = -1e30  # a score of nothing, where -inf would become NaN
-LEAST = -60000.0  # the same as a number in a column of keys: float16 has it
+LOWEST_IN_COLUMNS = -60000.0  # a stand-in for -inf in a column of keys: float16 has it
 UNIT = 256.0  # c: in float16 the columns then reach log weights of -4e6 s, and are spaced by 1e-5 s
 SMALLEST_SCALE = 2.0**-10  # of what a column can still carry
 # never cuDNN: it takes masks in another precision than the query's, and misreads them
@@ -261,7 +261,7 @@ def _kernel_form(
         mask = log_weight.detach()  # (..., m)
         if not found.infinite:  # a row of -inf alone would become NaN
             empty = (mask == -torch.inf).all(-1, keepdim=True)
-            mask = mask.clamp(min=EMPTY)
+            mask = mask.clamp(min=LOWEST)
     if mask is not None and found.columns:
         query, keys, scale = _with_columns(query, keys, mask, scale, found.columns)
         mask = None
@@ -280,7 +280,9 @@ def _with_columns(
     if abs(scale) < SMALLEST_SCALE:
         query, scale = query * (8 * scale), 1 / 8
     unit = UNIT if scale > 0 else -UNIT
-    parts = halves_of(log_weight.float().div(scale * unit).clamp(min=LEAST), keys.dtype, count)  # (..., m, count)
+    parts = halves_of(
+        log_weight.float().div(scale * unit).clamp(min=LOWEST_IN_COLUMNS), keys.dtype, count
+    )  # (..., m, count)
     return F.pad(query, (0, count), value=unit), torch.cat([keys, parts.expand(*keys.shape[:-1], -1)], -1), scale
 
 

@@ -320,7 +320,7 @@ def merged_backward(
     known = None
     if indices is not None and kept.queries is not None and kept.exact is not None and kept.log_sum is not None:
         known = ExactRows(indices, kept.queries, kept.exact, kept.log_sum)
-    d_rows, d_key, d_value = rows_backward(gradient, known, found, key, value, log_weight, mass, scale)
+    d_rows, d_key, d_value = given_by_rows(gradient, known, found, key, value, log_weight, mass, scale)
     if known is not None and d_rows is not None:
         write_rows_(d_query, known.indices, d_rows)
         if d_slope is not None and rows is None:
@@ -332,7 +332,7 @@ def merged_backward(
     return d_query, d_key, d_value
 
 
-def rows_backward(
+def given_by_rows(
     gradient: Tensor,
     known: ExactRows | None,
     found: QueryRows | None,
@@ -342,21 +342,21 @@ def rows_backward(
     mass: Tensor | None,
     scale: float,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """What exact rows of queries, and virtual queries, give: to the exact rows' queries, and to keys and values."""
-    d_rows, totals = None, (torch.zeros_like(key), torch.zeros_like(value))
-    if known is not None:
+    """What exact rows and virtual queries give: the former's queries get the first, keys and values the others."""
+    if known is None:
+        d_rows, d_key, d_value = None, torch.zeros_like(key), torch.zeros_like(value)
+    else:
         of_rows, (_, queries, output, normalizer) = gather_rows(gradient, known.indices), known
         if found is not None and mass is not None and key.dtype == found.queries.dtype:  # in one pass over the keys
             pairs = (of_rows, found.gradient), (queries, found.queries)
             d_rows, *both = joined_row_gradients(*pairs, key, value, log_weight, output, normalizer, scale)
             found.add_missed_(both, key, value, mass, mean_key(key, mass), scale)
             return d_rows, both[0], both[1]
-        d_rows, *both = attend_backward(of_rows, queries, key, value, log_weight, output, normalizer, scale)
-        totals = (both[0], both[1])
+        d_rows, d_key, d_value = attend_backward(of_rows, queries, key, value, log_weight, output, normalizer, scale)
     if found is not None and mass is not None:
-        for total, part in zip(totals, found.gradients(key, value, log_weight, mass, scale), strict=True):
+        for total, part in zip((d_key, d_value), found.gradients(key, value, log_weight, mass, scale), strict=True):
             total += part
-    return d_rows, *totals
+    return d_rows, d_key, d_value
 
 
 class _AttendMerged(torch.autograd.Function):

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from skeinformer.kernels.choice import fast_form, statistics_dtype
 from skeinformer.kernels.fused import attend_with_normalizer
+from skeinformer.kernels.ranges import LOWEST
 from skeinformer.kernels.rows import is_one_batch
 
-EMPTY = -1e30  # the log weight of a row that is none: a finite stand-in for -inf
 CACHED = 2**19  # scores that are worked on at a time
 HELD = 2**21  # scores of one head that may be held
 FAINT = 1e-30  # a sum of squares below has lost digits, or all
@@ -90,7 +90,7 @@ def _form_rows(
             scores += log_weight[at]
         largest = scores.amax(-1, keepdim=True)  # (heads, P, 1)
         if log_weight is not None:
-            largest.clamp_(min=EMPTY)
+            largest.clamp_(min=LOWEST)
         row_sum = scores.sub_(largest).exp_().sum(-1, keepdim=True)
         if log_weight is not None:
             largest.masked_fill_(row_sum == 0, 0)  # nothing is live: an output of 0 and a normalizer of 0
@@ -133,7 +133,7 @@ def log_column_sums(keys: Tensor, queries: Tensor, log_weight: Tensor, scale: fl
     dtype = statistics_dtype(keys)
     *batch, num_rows, width = queries.shape
     queries = queries.to(dtype).reshape(-1, num_rows, width) * scale  # (B, P, p)
-    log_weight = log_weight.clamp(min=EMPTY).reshape(-1, num_rows, 1)  # (B, P, 1)
+    log_weight = log_weight.clamp(min=LOWEST).reshape(-1, num_rows, 1)  # (B, P, 1)
     log_sum = log_weight.new_empty(len(queries), keys.shape[-2])  # (B, n)
     step = max(CACHED // (len(queries) * num_rows), 64)
     held = queries.new_empty(len(queries) * num_rows * step)  # one piece of memory: a fresh one costs more than a sum

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from skeinformer.kernels.choice import known
 
+LOWEST = -1e30  # a finite stand-in for -inf in float32: what is added to it, and its exp, are no NaN
 MODERATE = 1e-12, 1e12  # squares of numbers between these, and sums of many, are in the range of float32
 
 

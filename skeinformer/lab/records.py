@@ -13,7 +13,22 @@ from skeinformer.compare.record import Record, Value, machine
 from skeinformer.lab.fields import LARGEST
 from skeinformer.lab.files import nested_or
 
-__all__ = ["Ledger", "Record", "Value", "append", "append_all", "check", "key_of", "machine", "read", "read_known"]
+__all__ = [
+    "RUN_KEYS",
+    "Ledger",
+    "Record",
+    "Value",
+    "append",
+    "append_all",
+    "check",
+    "key_of",
+    "machine",
+    "read",
+    "read_known",
+]
+
+RUN_KEYS = ("recipe", "task", "method", "options", "seed", "overrides")
+"""What tells a run of the Long Range Arena from others, in each of its records."""
 
 
 def append(path: Path | str, record: Record) -> None:

@@ -36,7 +36,7 @@ from skeinformer.nn.found import check_model, other_ways
 from skeinformer.noise import layer_seed
 from skeinformer.registry import check_flag, lookup
 
-Filter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None
+LayerFilter = Callable[[str, nn.Module], bool] | Iterable[str] | str | None
 # what a converted layer has beside torch's
 OWN_ATTRIBUTES = ("attention", "method", "min_length", "notice", "self_attention")
 # what `restore` calls too: an apply of models that this package does not know; each gives the names that it has changed
@@ -102,7 +102,7 @@ def convert(
     model: nn.Module,
     method: str = DEFAULT,
     *,
-    filter: Filter = None,
+    filter: LayerFilter = None,
     decoder_cross_attention: bool = False,
     self_attention: bool | None = None,
     min_length: MinLength = AUTO,
@@ -129,7 +129,7 @@ def convert(
     if group is not None and not lookup("attention", method, METHODS).sequence_parallel:
         raise ValueError(no_group(method))
     layers, aliases = attention_layers(model)
-    left = reasons(model, layers, choose(layers, aliases, filter), method, decoder_cross_attention)
+    left = reasons(model, layers, choose_layers(layers, aliases, filter), method, decoder_cross_attention)
     shared = {} if group is None else {"group": share_layers(group, model, layers, left)}
     attentions: dict[str, Attention] = {}
     seed = options.get("seed", 0)
@@ -225,7 +225,9 @@ def attention_layers(model: nn.Module) -> tuple[dict[str, nn.MultiheadAttention]
     return layers, aliases
 
 
-def choose(layers: Mapping[str, nn.MultiheadAttention], aliases: Mapping[str, str], filter: Filter) -> set[str]:
+def choose_layers(
+    layers: Mapping[str, nn.MultiheadAttention], aliases: Mapping[str, str], filter: LayerFilter
+) -> set[str]:
     """The first names of layers that a filter lets through under any name; ValueError for a pattern that fits none."""
     first = {**{name: name for name in layers}, **aliases}
     if filter is None:

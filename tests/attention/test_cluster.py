@@ -94,8 +94,10 @@ def test_clusters_are_those_of_lloyd(steps: int) -> None:
         rows = noise.pilots[0, head].argsort(descending=True)[:4].tolist()
         assert info.pilots[0, head].tolist() == rows
         p = torch.stack(reference.estimated_probability(Q, K, V, rows, 0.5, [True] * 80))
-        ranked = (p.log() + gumbel(noise.centers[0, head])).argsort(descending=True)[: 5 * clusters.SAMPLE].tolist()
-        asked = noise.pilots[0, head].argsort()[: 4 * clusters.ASKED].tolist()  # 16 of 80
+        ranked = (
+            (p.log() + gumbel(noise.centers[0, head])).argsort(descending=True)[: 5 * clusters.SAMPLED_KEYS].tolist()
+        )
+        asked = noise.pilots[0, head].argsort()[: 4 * clusters.METRIC_QUERIES].tolist()  # 16 of 80
         metric = reference_cluster.query_metric(Q, asked, clusters.RIDGE)
         assert info.assignment[0, head].tolist() == reference_cluster.lloyd(K, ranked, 5, steps, metric)
 

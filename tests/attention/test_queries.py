@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from skeinformer import build
 from skeinformer import cluster_attention as any_cluster_attention
 from skeinformer import skein_attention as any_skein_attention
-from skeinformer.attention.queries import SAMPLE, fresh_numbers, query_rows
+from skeinformer.attention.queries import SAMPLED_QUERIES, fresh_numbers, query_rows
 from skeinformer.kernels.choice import plain_forms
 from skeinformer.noise import gumbel
 from tests import reference_queries
@@ -61,7 +61,7 @@ def test_is_the_transcription(n: int, width: int) -> None:
     for head in range(2):
         Q, K, V, R, D, m = (x[0, head] for x in (q, k, v, output, G, mass))
         ranked = (D.abs().amax(-1).log() + gumbel(u[0, head])).argsort(descending=True)
-        live = [i for i in ranked.tolist() if D[i].norm() > 0][: 5 * SAMPLE]
+        live = [i for i in ranked.tolist() if D[i].norm() > 0][: 5 * SAMPLED_QUERIES]
         expected = reference_queries.gradients(Q, K, V, R, D, m, live, list(range(16)), 5, 0.5)
         torch.testing.assert_close(d_key[0, head], expected[0], rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(d_value[0, head], expected[1], rtol=1e-9, atol=1e-10)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skeinformer import compare
-from skeinformer.compare.inputs import named_inputs, real_rows, seeded
+from skeinformer.compare.inputs import mask_of_inputs, named_inputs, seeded
 from tests.helpers import lengths_mask
 from tests.nn.test_convert import encoder, padded_input
 
@@ -67,16 +67,16 @@ def test_the_output_of_a_decoder_has_the_mask_of_the_decoder() -> None:
     source, target = lengths_mask([N, 2], N), lengths_mask([3, N], N)
     transformer = nn.Transformer(WIDTH, 2, 1, 1, 8, batch_first=True)
     inputs = {"src": torch.randn(B, N, WIDTH), "tgt": torch.randn(B, N, WIDTH), "src_key_padding_mask": ~source}
-    assert real_rows(transformer, inputs, None) is None
-    found = real_rows(transformer, {**inputs, "tgt_key_padding_mask": ~target}, None)
+    assert mask_of_inputs(transformer, inputs, None) is None
+    found = mask_of_inputs(transformer, {**inputs, "tgt_key_padding_mask": ~target}, None)
     assert found is not None
     assert torch.equal(found, target)
     # a module that takes any arguments: what it returns tells
     model, given = nn.Sequential(), {"attention_mask": source.long()}
-    found = real_rows(model, given, {"last_hidden_state": torch.randn(B, N, WIDTH)})
+    found = mask_of_inputs(model, given, {"last_hidden_state": torch.randn(B, N, WIDTH)})
     assert found is not None
     assert torch.equal(found, source)
-    assert real_rows(model, given, {"encoder_last_hidden_state": torch.randn(B, N, WIDTH)}) is None
+    assert mask_of_inputs(model, given, {"encoder_last_hidden_state": torch.randn(B, N, WIDTH)}) is None
 
 
 def test_only_generators_of_the_model_are_set_and_they_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ class Case:
     peak: float = 1.0
     size: float = 1.0
     """Of the values."""
+    gradient_size: float = 1.0
     key_mask: Tensor | None = None
     query_mask: Tensor | None = None
     noise: str = "seed"
@@ -84,10 +85,11 @@ def compute(case: Case, group: Any = None) -> Result:
     result = call(q, k, v, **masks, **given)
     output, info = result if case.certify else (result, None)
     weight = torch.randn((*whole[0].shape[:3], output.shape[-1]), generator=generator(7), dtype=torch.float64)
+    weight = weight * case.gradient_size
     loss = (output * weight[:, :, of_queries].to(output.dtype)).sum()
     if loss.requires_grad:
         loss.backward()
-    gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in (q, k, v)]
+    gradients = [torch.zeros_like(x) if x.grad is None else x.grad / case.gradient_size for x in (q, k, v)]
     said = {} if info is None else {name: getattr(info, name) for name in info._fields}
     return as_arrays({"output": output, **dict(zip(("dq", "dk", "dv"), gradients, strict=True)), **said})
 

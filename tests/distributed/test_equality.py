@@ -52,6 +52,8 @@ CASES = {
     "queries-cross": Case("cluster", OF_QUERIES, n_k=53, p_v=6, queries=UNEQUAL, keys=LONGER),
     "queries-some-exact": Case("cluster", {"budget": 18, "gradient": "queries"}, **MASKED),
     "queries-float32": Case("cluster", OF_QUERIES, n=80, dtype=torch.float32),
+    "queries-large-gradients": Case("cluster", OF_QUERIES, n=80, dtype=torch.float32, gradient_size=1e25),
+    "queries-small-gradients": Case("cluster", OF_QUERIES, n=80, dtype=torch.float32, gradient_size=1e-25),
     "queries-bfloat16": Case("cluster", OF_QUERIES, n=80, dtype=torch.bfloat16),
     "skeinformer": Case("skeinformer", {"budget": 5}, certify=True),
     "skeinformer-masked": Case("skeinformer", {"budget": 5, "num_pilots": 3}, certify=True, **MASKED),

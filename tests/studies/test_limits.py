@@ -43,11 +43,22 @@ def test_runs_of_the_long_range_arena_are_arms() -> None:
     for method, offset, overrides in (("softmax", 0.0, ""), ("cluster", 0.25, ""), ("cluster", 9.0, "steps=5")):
         run: Record = {"recipe": "cpu", "task": "listops", "method": method, "options": "", "seed": 0}
         run |= {"overrides": overrides}
-        records += [{"kind": "lra_check", **run, "loss": loss + offset} for loss in (8.0, 2.0)]
+        records += [{"kind": "lra_check", **run, "step": step, "loss": 8.0 / step + offset} for step in (1, 4)]
         records.append({"kind": "lra_run", **run, "steps": 600, "budget": 32, "test_accuracy": 0.3})
     (table,) = differences(records).values()
     assert table["softmax", None].loss == 2
     assert table["cluster", 32].loss == 0.25
+    (twice,) = differences([*records, *records]).values()  # a run that two files have
+    assert twice == table
+    others = [{**record, "recipe": "paper", "test_accuracy": 0.9} for record in records]
+    (alone,) = differences([*records, *others]).values()  # of another recipe, by chance of as many steps
+    assert alone == table
+
+
+def test_a_run_without_its_checks_says_what_is_missing() -> None:
+    run: Record = {"recipe": "cpu", "task": "listops", "method": "softmax", "options": "", "seed": 0, "overrides": ""}
+    with pytest.raises(ValueError, match="softmax on listops with seed 0 has no checks"):
+        differences([{"kind": "lra_run", **run, "steps": 600, "budget": 32, "test_accuracy": 0.3}])
 
 
 def test_the_second_half_counts() -> None:

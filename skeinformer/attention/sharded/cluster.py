@@ -17,8 +17,8 @@ from torch import Tensor
 
 from skeinformer.attention.base import Trace
 from skeinformer.attention.clusters import (
-    ASKED,
-    SAMPLE,
+    METRIC_QUERIES,
+    SAMPLED_KEYS,
     UNSEEN,
     Clusters,
     ClusterSums,
@@ -59,7 +59,7 @@ def sharded_cluster_sketch(
     source, scale = from_mask(key, value, key_mask), default_scale(query, options.scale)
     estimated = options.gradient == "queries" and shares.n_k > d and recorded(key, value)
     with torch.no_grad():
-        asked = candidates(ranked(-of_queries, query_mask), min(ASKED * query.shape[-1], shares.n))
+        asked = candidates(ranked(-of_queries, query_mask), min(METRIC_QUERIES * query.shape[-1], shares.n))
         offers = [asked]
         if estimated:
             offers.append(offered_keys(of_keys, key, key_mask, shares.n_k))
@@ -104,7 +104,8 @@ def find_clusters(
     d = min(budget, n_k)
     # the best scores of all ranks, and the keys that have them
     own = candidates(
-        log_importance(found.pilots, source, scale, found.loudest) + gumbel(u), min(SAMPLE * d if num_steps else d, n_k)
+        log_importance(found.pilots, source, scale, found.loudest) + gumbel(u),
+        min(SAMPLED_KEYS * d if num_steps else d, n_k),
     )
     sample = choose_rows(gather_over(group, "samples", own.score)[0], own, group.rank)
     asked, *asked_keys = found.others

@@ -1,7 +1,7 @@
 """Virtual queries over shares: what `queries.py` estimates in one process, in the four exchanges of a backward pass.
 
 gradients      candidates of the virtual queries                      with the gradients of virtual keys, summed
-rows           the 8 d candidates of the best scores                  with the gradients of pilot queries, summed
+rows           the 4 d candidates of the best scores                  with the gradients of pilot queries, summed
 queries        sums over clusters of queries                          summed
 query sums     the logs of their rows' sums, and G_c . O_c of each    gathered
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.clusters import find_centers, nearest, query_metric
-from skeinformer.attention.queries import ASKED, LEAST, SAMPLE, fresh_numbers, spread
+from skeinformer.attention.queries import FEWEST_QUERIES, METRIC_KEYS, SAMPLED_QUERIES, fresh_numbers, spread
 from skeinformer.attention.selection import Selection
 from skeinformer.attention.sharded.pilots import merge_sums, ranked, rows_over_own_keys
 from skeinformer.attention.sharded.rows import rows_backward
@@ -50,10 +50,10 @@ class SharedQueries(NamedTuple):
 
     @staticmethod
     def of(u: Tensor, keys: Tensor, live: Tensor, mass: Tensor, size: int, n: int, scale: float) -> "SharedQueries":
-        """For `size` virtual queries or LEAST, among the n queries of all ranks; keys: those that make the metric."""
-        d = min(max(size, LEAST), n)
+        """For `size` virtual queries or the fewest, among the n queries of all ranks; keys: those of the metric."""
+        d = min(max(size, FEWEST_QUERIES), n)
         apart = spread(keys, live, scale)
-        return SharedQueries(fresh_numbers(u), query_metric(keys, live), mass, apart, d, min(SAMPLE * d, n))
+        return SharedQueries(fresh_numbers(u), query_metric(keys, live), mass, apart, d, min(SAMPLED_QUERIES * d, n))
 
     def offer(self, gradient: Tensor) -> Offer:
         """This rank's candidates, for gradients (b, h, n, p_v)."""
@@ -63,7 +63,7 @@ class SharedQueries(NamedTuple):
 
 def offered_keys(of_keys: Tensor, key: Tensor, key_mask: Tensor | None, n_k: int) -> Candidates:
     """This rank's candidates for the keys that make the metric, by their uniform numbers."""
-    return candidates(ranked(of_keys, key_mask), min(ASKED * key.shape[-1], n_k))
+    return candidates(ranked(of_keys, key_mask), min(METRIC_KEYS * key.shape[-1], n_k))
 
 
 def beside(x: Tensor, group: Group) -> Tensor:
@@ -105,9 +105,12 @@ def shared_query_gradients(
     of_sums, of_products = gather_over(group, "query sums", row_sum, (G * rows).sum(-1))
     normalizer = merge_sums(of_sums)  # (b, h, d)
     product = ((of_sums - normalizer).exp() * of_products).sum(0)  # (b, h, d), G_c . O_c
-    square = G.square().sum(-1)
-    missing = ((product - (G * rows).sum(-1)) / square.where(square > 0, 1))[..., None]
-    standing = rows + missing * G  # all that a gradient asks of O_c is G_c . O_c
+    # all that a gradient asks of O_c is G_c . O_c; in units of the largest of G_c, so that squares are in range
+    size = G.abs().amax(-1, keepdim=True)  # (b, h, d, 1)
+    size = size.where(size > 0, 1)
+    direction = G / size
+    missing = (product - (G * rows).sum(-1))[..., None] / size  # (b, h, d, 1)
+    standing = rows + missing / direction.square().sum(-1, keepdim=True).clamp(min=1) * direction
     _, d_key, d_value = rows_backward(G, mean, *source, standing, normalizer, scale)
     mean_key = key_sum / total.clamp(min=torch.finfo(dtype).tiny)
     found.add_missed_((d_key, d_value), source.keys, source.values, mass, mean_key, scale)

@@ -31,7 +31,7 @@ from skeinformer.lab.lra.prepare import ListOps, Pathfinder, prepare_store
 from skeinformer.lab.lra.snakes import PathfinderSettings
 from skeinformer.lab.lra.store import META, TASKS, open_store
 from skeinformer.lab.progress import redrawn
-from skeinformer.lab.records import Record, Value, append, key_of, read, read_known
+from skeinformer.lab.records import RUN_KEYS, Record, Value, append, key_of, read, read_known
 from skeinformer.lab.training.children import start_child
 from skeinformer.lab.training.job import (
     BAG_OF_TOKENS,
@@ -61,7 +61,6 @@ STUDIED_BATCHES, STUDIED_RATES = (0.5, 1, 2), (0.25, 1, 4)  # times the recipe's
 NOWHERE = Place("", "")
 LEAST = 24  # letters in a line of a name, at least
 LONGEST_NAME = 180  # of a cell's folder; file systems end at 255
-RUN_KEYS = ("recipe", "task", "method", "options", "seed", "overrides")  # what tells a run from others, in its records
 # what a result of another folder must agree in beside the names of its run: its fields, and those of the recipe
 ALIKE = {"n": "max_len", "batch": "batch", "learning_rate": "learning_rate", "max_steps": "steps"}
 

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from skeinformer.lab.records import Record, Value
+from skeinformer.lab.records import RUN_KEYS, Record, Value
 from skeinformer.lab.report.format import label, real
 from skeinformer.lab.report.published import PUBLISHED, TASKS
 from skeinformer.registry import lookup
 
-RUN = ("recipe", "task", "method", "options", "overrides", "seed")  # what a run is known by
 BASELINES = {"bag_of_tokens": "Bag of tokens", "majority": "Majority"}  # trivial models, in the order of their rows
 
 
@@ -48,7 +47,7 @@ def is_stand_in(task: Value, data: Value) -> bool:
     return task == "retrieval" and "aan" not in str(data or "").lower()
 
 
-def run_key(record: Record, names: Iterable[str] = RUN) -> tuple[Value, ...]:
+def run_key(record: Record, names: Iterable[str] = RUN_KEYS) -> tuple[Value, ...]:
     """The values of these fields; a missing one is an empty text."""
     return tuple("" if record.get(name) is None else record[name] for name in names)
 
@@ -94,7 +93,7 @@ def arenas(records: Sequence[Record]) -> list[Arena]:
     sources = {run_key(run, ("recipe", "task")): run.get("data") for run in runs}
     baselines = [
         record
-        for record in latest_started(of_kind(records, "lra_baseline"), (*RUN, "data"))
+        for record in latest_started(of_kind(records, "lra_baseline"), (*RUN_KEYS, "data"))
         if not record.get("overrides")
         and record.get("data") in (None, sources.get(run_key(record, ("recipe", "task")), record.get("data")))
     ]
@@ -122,7 +121,7 @@ def split_runs(records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
 
     Those without overrides belong to them, on the data that most such runs of a task had; of several, on the last.
     """
-    runs = latest_started(of_kind(records, "lra_run"), (*RUN, "data"))
+    runs = latest_started(of_kind(records, "lra_run"), (*RUN_KEYS, "data"))
     counts: dict[tuple[Value, ...], dict[Value, int]] = {}
     for run in runs:
         if not run.get("overrides"):
