@@ -264,7 +264,7 @@ def test_a_shared_layer_is_measured_at_each_call() -> None:
         ({"tolerance": 0}, ValueError, "tolerance must be above 0"),
         ({"rounds": 0}, ValueError, "rounds must be at least 1"),
         ({"budget": 0}, ValueError, "budget must be at least 1"),
-        ({"method": "reformer"}, ValueError, "keys that are the queries"),
+        ({"method": "reformer"}, ValueError, "the same vectors as queries and as keys"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
