@@ -96,7 +96,7 @@ def of_mapping(found: Mapping[str, Any]) -> Verdict:
     if isinstance(inner, Mapping) and isinstance(inner.get("layers"), Mapping):
         return read_verdict(inner)
     raise ValueError(
-        "this is no result of skeinformer.compare: expected `layers`, a table of names with the method of each, got "
+        "this is not a result of skeinformer.compare: expected `layers`, the method of each layer by name, got "
         f"{', '.join(map(str, list(found)[:6])) or 'nothing'}"
     )
 
@@ -108,7 +108,9 @@ def of_records(records: Sequence[Mapping[str, Any]]) -> Verdict:
     if len(wholes) == 1:
         return verdict_of(wholes[0], flat)
     if not wholes:
-        raise ValueError("there is no whole comparison among these records; `skein compare` and `compare` write them")
+        raise ValueError(
+            "these records hold no complete comparison; make one with `skein compare` or skeinformer.compare"
+        )
     found = "; ".join(f"{x.get('label')}, d = {x.get('budget')}, n = {x.get('n')}" for x in wholes)
     raise ValueError(
         f"{len(wholes)} comparisons are among these records ({found}); apply the JSON of one, which result.save(path) "

@@ -85,7 +85,7 @@ def offer(module_name: str) -> None:
         raise ValueError(f"{module_name!r} has no METHODS, a dict of name to Method, as studies.rivals has")
     for name, row in rows.items():
         if OFFERED.get(name, row) is not row:
-            raise ValueError(f"{module_name!r} has a method called {name!r}, and so have we; give it another name")
+            raise ValueError(f"{module_name!r} has a method called {name!r}, a name that this library uses; rename it")
     OFFERED.update(rows)
 
 

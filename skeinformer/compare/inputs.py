@@ -57,8 +57,8 @@ def warn_of_padding(model: nn.Module, inputs: Any, output: Tensor) -> None:
         for y in x if isinstance(x, tuple | list) else (x,):
             if name not in names and isinstance(y, Tensor) and y.shape in shapes and _is_mask(y, name == "args"):
                 warnings.warn(
-                    f"{name} of the inputs may say which rows are padding; all rows of the output are compared: give "
-                    "mask=, (b, n), True = real, to leave some out, or all True if none is padding",
+                    f"the input {name!r} looks like a mask of padding, but all rows of the output are compared. Give "
+                    "mask=, of shape (b, n) with True = real, to leave rows out, or all True if none is padding",
                     stacklevel=4,
                 )
 

@@ -82,12 +82,12 @@ def sentences(whole: Record, records: Sequence[Record]) -> list[str]:
     ratio = whole.get("ratio")
     if not isinstance(ratio, int | float):
         raise ValueError(f"record field 'ratio' is {ratio!r}, expected a number")
-    speed = f"{number(1 / ratio)} times as fast" if ratio < 1 else f"{number(ratio)} times as slow"
+    speed = f"is {number(1 / ratio)} times as fast" if ratio < 1 else f"takes {number(ratio)} times as long"
     quartiles = between(number(whole.get("ratio_q25")), number(whole.get("ratio_q75")))
     found = [
-        f"{whole.get('label') or whole.get('method')}{at} in {whole.get('model')}, n = {count(whole.get('n'))}: mean "
-        f"cosine of {whole.get('output')} with those of the exact model {cosine(whole.get('cosine'))}, and the model "
-        f"is {speed} (time / exact {number(ratio)}, {quartiles})."
+        f"{whole.get('label') or whole.get('method')}{at} in {whole.get('model')}, n = {count(whole.get('n'))}: the "
+        f"mean cosine between its {whole.get('output')} and the exact model's is {cosine(whole.get('cosine'))}. The "
+        f"sketched model {speed} (time / exact {number(ratio)}, {quartiles})."
     ]
     if whole.get("argmax_agreement") is not None:
         mean, largest = number(whole.get("logits_change")), number(whole.get("logits_change_max"))
@@ -101,17 +101,18 @@ def sentences(whole: Record, records: Sequence[Record]) -> list[str]:
         found.append(f"Least estimated time with an error of at most {tolerance} in every head: {said}.")
         return [*found, *_named(shared), *_left(whole)]
     safe, unsafe = ([short[name] for name in names] for names in verdicts(layers))
-    verdict = [f"safe: {listed(safe)}"] if safe else []
-    verdict += [f"not safe: {listed(unsafe)}"] if unsafe else []
-    found.append(f"Error of at most {tolerance}{at}: {'; '.join(verdict)}.")
+    verdict = [f"Safe{at}, with an error of at most {tolerance}: {listed(safe)}."] if safe else []
+    verdict += [f"Not safe{at}, with a larger error: {listed(unsafe)}."] if safe and unsafe else []
+    verdict += [f"Not safe{at}, with an error above {tolerance}: {listed(unsafe)}."] if not safe else []
+    found.append(" ".join(verdict))
     if whole.get("budget_needed") is not None:
         sizes = sorted({d for r in layers if isinstance(d := r.get("budget_needed"), int)})
         each = [
             f"{d:,} for {listed([shown_layer(r, short) for r in layers if r.get('budget_needed') == d])}" for d in sizes
         ]
         needed, chosen = count(whole.get("budget_needed")), count(whole.get("budget_estimated"))
-        estimate = f" Its own estimate would choose {chosen}." if chosen else ""
-        found.append(f"To meet {tolerance} in every layer: d = {needed} ({'; '.join(each)}).{estimate}")
+        estimate = f" By the method's own estimate it would be {chosen}." if chosen else ""
+        found.append(f"All layers are safe at d = {needed} ({'; '.join(each)}).{estimate}")
     return [*found, *_named(shared), *_left(whole)]
 
 
@@ -167,11 +168,11 @@ def shared_name(names: Sequence[str]) -> tuple[str, dict[str, str]]:
 
 
 def _named(shared: str) -> list[str]:
-    return [f"Layers are named by what * is in {shared}."] if shared else []
+    return [f"A layer's name is short for {shared}, where it stands for the *."] if shared else []
 
 
 def _left(whole: Record) -> list[str]:
-    return [f"Exact in both: {whole.get('left')}."] if whole.get("left") else []
+    return [f"Exact in both models: {whole.get('left')}."] if whole.get("left") else []
 
 
 def _alike(lists: Sequence[Sequence[str]]) -> int:

@@ -168,7 +168,7 @@ def adopt(module: nn.Module) -> None:
     The models that call one another are on the stack, each as the `self` of its forward; the outermost decides.
     """
     if torch.compiler.is_compiling():
-        raise RuntimeError("call skeinformer.apply(model) once before a model that was loaded is compiled")
+        raise RuntimeError("this model was loaded with a verdict: call skeinformer.apply(model) before torch.compile")
     for model in reversed(list(callers(inspect.currentframe()))):
         verdict = verdict_in(model)
         if verdict is not None and any(module is part for part in model.modules()):

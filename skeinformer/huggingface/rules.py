@@ -102,15 +102,15 @@ def refuse_call(
             check_options(f"{settings.method!r}", [argument], sorted(settings.option_names))
         except TypeError as error:
             raise ValueError(
-                f"attn_implementation={name!r} does not know the argument {argument!r}, nor what it means to "
-                f"attention: leave it out, or use 'sdpa'. {error}"
+                f"attn_implementation={name!r} does not know the argument {argument!r}, which may change what "
+                f"attention computes; leave it out, or use 'sdpa'. {error}"
             ) from None
     if kwargs.get("output_attentions"):
         raise ValueError(f"attn_implementation={name!r} forms no attention weights to return; use 'eager' for them")
     window = kwargs.get("sliding_window")
     if attention_mask is None:
         if window is not None and window < key.shape[-2]:
-            raise ValueError(f"a layer has a window of {window} keys, but its mask does not say so; use 'sdpa'")
+            raise ValueError(f"a layer has a window of {window} keys, but no mask that limits it to them; use 'sdpa'")
         return
     expected = (query.shape[0], key.shape[-2])
     if attention_mask.dim() != 4 and (attention_mask.shape != expected or attention_mask.is_floating_point()):
@@ -120,7 +120,7 @@ def refuse_call(
         )
     rows = attention_mask.dim() == 4 and (query.shape[-2] == 1 or as_padding(attention_mask) is None)
     if window is not None and not rows:
-        raise ValueError(f"a layer has a window of {window} keys, but its mask is only one of padding; use 'sdpa'")
+        raise ValueError(f"a layer has a window of {window} keys, but its mask covers only padding; use 'sdpa'")
 
 
 def why_layer_is_exact(

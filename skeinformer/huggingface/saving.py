@@ -26,7 +26,9 @@ def save_pretrained(model: Any, folder: str | PathLike[str], **options: Any) -> 
     names = names_in(model.config)
     settings = {name: register_arguments(REGISTERED[name]) for name in sorted(flat(names) & REGISTERED.keys())}
     if not settings:
-        raise ValueError(f"the model's attention is {names!r}, which is not of register(); use model.save_pretrained")
+        raise ValueError(
+            f"the model's attention is {names!r}, which register() did not make; use model.save_pretrained"
+        )
     json.dumps(settings)  # raises for what a file cannot hold, before there is one
     model.config.attn_implementation, model.config.skeinformer = names, settings
     try:

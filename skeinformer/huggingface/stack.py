@@ -66,6 +66,7 @@ def refuse_eager(config: Any) -> None:
         own: Any = getattr(module, "config", None)
         if own is not config and type(own) is type(config) and own._attn_implementation == "eager":
             raise ValueError(
-                f"a layer of {type(model).__name__}, a {type(module).__name__}, is set to 'eager', but masks are made "
-                f"for {config._attn_implementation!r}, and it would add them as numbers; set the layer to 'sdpa'"
+                f"a layer of {type(model).__name__}, a {type(module).__name__}, is set to 'eager', but the masks of "
+                f"{config._attn_implementation!r} are boolean, and 'eager' would add them to the scores; set the "
+                "layer to 'sdpa'"
             )

@@ -94,9 +94,9 @@ def check(record: object) -> Record:
         raise ValueError(f"a record is a JSON object, got {type(record).__name__}")
     for name, value in record.items():
         if not isinstance(name, str):
-            raise ValueError(f"a record's names are text, got {name!r}")
+            raise ValueError(f"the names in a record must be text, got {name!r}")
         if isinstance(value, int) and abs(value) > LARGEST:
-            raise ValueError(f"record field {name!r} is a number above {LARGEST}, which measures nothing")
+            raise ValueError(f"record field {name!r} is a number above {LARGEST}, more than any measurement gives")
         if not isinstance(value, str | int | float | bool | None):
             raise ValueError(
                 f"record field {name!r} holds {type(value).__name__}; records are flat: text, numbers, booleans or None"

@@ -196,8 +196,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _is_self_attention(self, query: Tensor, key: Tensor) -> bool:
         if self.self_attention and query.shape[:-1] != key.shape[:-1]:
             raise ValueError(
-                f"query has shape {tuple(query.shape)} and key {tuple(key.shape)}, but this layer was told "
-                "self_attention=True: both are one sequence"
+                f"query has shape {tuple(query.shape)} and key {tuple(key.shape)}, but this layer has "
+                "self_attention=True, where both are the same sequence"
             )
         return query is key if self.self_attention is None else self.self_attention
 
@@ -267,7 +267,7 @@ class DropoutNotice:
             return
         self.given = True
         warnings.warn(
-            f"dropout={dropout:g} acts on attention weights, which {method!r} does not form: it is ignored; set the "
+            f"dropout={dropout:g} is ignored: it acts on attention weights, and {method!r} computes none. Set the "
             "layer's dropout to 0, or use method='softmax'",
             stacklevel=3,
         )
@@ -278,13 +278,13 @@ def build_attention(layer: nn.MultiheadAttention, method: str, **options: Any) -
     entry = lookup("attention", method, METHODS)
     if not entry.cross_attention and adds_keys(layer):
         raise ValueError(
-            f"{method!r} is a pattern over the positions of one sequence, and add_bias_kv and add_zero_attn add keys "
-            "that have none; build without them, or choose a method that takes cross-attention"
+            f"{method!r} is a pattern over the positions of one sequence, and the keys that add_bias_kv and "
+            "add_zero_attn add have no position; build without them, or choose a method that takes cross-attention"
         )
     if options.get("group") is not None and adds_keys(layer):
         raise ValueError(
-            "add_bias_kv and add_zero_attn add keys that are no tokens: with a group every rank would add them; build "
-            "without them"
+            "add_bias_kv and add_zero_attn add keys that are not tokens, and with a group every rank would add them; "
+            "build without them"
         )
     if drops_weights(method):
         options = {"dropout": layer.dropout, **options}
@@ -292,8 +292,8 @@ def build_attention(layer: nn.MultiheadAttention, method: str, **options: Any) -
         options = {"num_heads": layer.num_heads, **options}
     if entry.shares_keys:
         raise ValueError(
-            f"{method!r} needs keys that are the queries, but this layer projects the two by different weights; choose "
-            "another method"
+            f"{method!r} needs the same vectors as queries and as keys, but this layer projects them by different "
+            "weights; choose another method"
         )
     return place(build(method, **{"head_dim": layer.head_dim, "seed": 0, **options}), layer)
 
@@ -330,15 +330,15 @@ def refuse(need_weights: bool, attn_mask: Tensor | None, is_causal: bool) -> Non
     if not need_weights and attn_mask is None and not is_causal:
         return
     what = {
-        "need_weights=True": (need_weights, "no matrix of weights is formed; call with need_weights=False"),
-        "attn_mask": (attn_mask is not None, "only padding can be masked; give it as key_padding_mask"),
-        "is_causal=True": (is_causal, "every query sees every real key"),
+        "need_weights=True": (need_weights, "it computes no matrix of weights. Call with need_weights=False"),
+        "attn_mask": (attn_mask is not None, "only padding can be masked. Give it as key_padding_mask"),
+        "is_causal=True": (is_causal, "every query sees every key that is not padding. Leave is_causal out"),
     }
     for argument, (asked, why) in what.items():
         if asked:
             raise ValueError(
-                f"{argument} is not possible with sketched attention: {why}, or leave this layer a "
-                "torch.nn.MultiheadAttention (skeinformer.nn.convert with filter=...)"
+                f"{argument} is not possible with sketched attention: {why}, or leave this layer as it was "
+                "(skeinformer.convert with filter=...)"
             )
 
 
@@ -351,8 +351,8 @@ def check_input(name: str, x: Tensor, width: int, dims: int) -> None:
         )
     if x.dim() not in (2, 3) or x.dim() != dims or x.shape[-1] != width:
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)}, expected three dimensions, or two without a batch, as many as the "
-            f"query has, and the last of width {width}"
+            f"{name} has shape {tuple(x.shape)}, expected 3 dimensions, or 2 without a batch, the same number for "
+            f"query, key and value, and a last dimension of {width}"
         )
 
 
@@ -370,7 +370,9 @@ def real_keys(padding: Tensor | None, key: Tensor, *, batch_first: bool) -> Tens
         real = ~padding
     else:
         real = padding == 0
-        message = "key_padding_mask holds other floats than 0 and -inf, which would be added to scores; give a boolean"
+        message = (
+            "key_padding_mask has numbers other than 0 and -inf, which torch would add to the scores; give a boolean"
+        )
         allowed = (real | (padding == -torch.inf)).all()
         if not at_hand(padding):
             torch._assert_async(allowed, message)  # compiles, and a GPU need not be waited for

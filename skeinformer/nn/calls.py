@@ -56,9 +56,9 @@ class Calls:
         if output is not None and made not in (0, known) and not self.warned:
             self.warned = True
             warnings.warn(
-                f"{type(module).__name__} made {made} calls of scaled_dot_product_attention, and the verdict that was "
-                f"applied to it knows {known}: each went by its number, and what is beyond was exact. If the model "
-                "attends elsewhere on these inputs, compare it on them, or use `with skeinformer.sketched(...)`",
+                f"{type(module).__name__} made {made} calls of scaled_dot_product_attention, but the verdict that was "
+                f"applied to it has {known}. Calls are matched by their order, and further calls were exact. If these "
+                "inputs lead to other calls, run skeinformer.compare on them, or use `with skeinformer.sketched(...)`",
                 stacklevel=2,
             )
 

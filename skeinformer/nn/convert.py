@@ -239,7 +239,7 @@ def choose_layers(
         found = {first[name] for name in first if fnmatchcase(name, pattern)}
         if not found:
             names = ", ".join(map(_shown, first)) or "none"
-            raise ValueError(f"filter pattern {pattern!r} fits no attention layer; the model has: {names}")
+            raise ValueError(f"filter pattern {pattern!r} matches no attention layer; the model has: {names}")
         chosen |= found
     return chosen
 

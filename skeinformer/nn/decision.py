@@ -133,7 +133,7 @@ def check_min_length(min_length: object) -> None:
     if isinstance(min_length, str):
         if min_length != AUTO:
             raise ValueError(
-                f"min_length must be 'auto' or a whole number, 0 to sketch every length, got {min_length!r}"
+                f"min_length must be 'auto' or a whole number of tokens (0 sketches every length), got {min_length!r}"
             )
         return
     check_count("min_length", min_length, at_least=0)

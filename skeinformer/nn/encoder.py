@@ -3,12 +3,17 @@
 In evaluation torch runs an `nn.TransformerEncoderLayer` as one call, and `nn.TransformerEncoder` packs padded input
 into nested tensors. Both go around the attention layer. Torch asks two flags first, `self_attn._qkv_same_embed_dim` and
 `use_nested_tensor`, and what is converted says no. The classes here say yes for one call, in one thread, where that
-call stays exact and torch's own way takes less time. All other conditions are torch's, and torch checks them.
+call stays exact and torch's own way takes less time. All other conditions are torch's, and torch checks them. It
+overlooks some: it reads the weights of parts that may have been replaced, and knows of autocast on a GPU only. There
+we keep saying no, so that short calls and long ones are by the same parts.
 """
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from skeinformer.kernels.choice import at_hand, recorded, watched
 from skeinformer.nn.attention import MultiheadAttention, now, real_keys
@@ -31,7 +36,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
             return super().forward(*told)
         layer = self.self_attn
         if not isinstance(layer, MultiheadAttention) or not (
-            now.packed if src.is_nested else faster_whole(src) and layer.left_to_torch(src)
+            now.packed if src.is_nested else faster_whole(src) and layer.left_to_torch(src) and of_torch(self, src)
         ):
             return super().forward(*told)
         before, now.layer = now.layer, layer
@@ -89,8 +94,33 @@ def takes_nested(layer: nn.Module, src: Tensor) -> bool:
     if layer.training or any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules()):
         return False
     if isinstance(layer, TransformerEncoderLayer) and isinstance(layer.self_attn, MultiheadAttention):
-        return layer.self_attn.left_to_torch(src)
+        return layer.self_attn.left_to_torch(src) and of_torch(layer, src)
     return not holds_ours(layer)
+
+
+def of_torch(layer: TransformerEncoderLayer, src: Tensor) -> bool:
+    """Whether the weights of a layer are all there is to know of it: its parts are torch's, and nothing is cast.
+
+    Torch's one call reads the weights and runs no part: not an adapter, another norm, or a dropout left in training.
+    """
+    parts = layer._modules
+    for name, kind in PARTS.items():
+        part = parts.get(name)
+        if part is None or type(part) is not kind or "forward" in part.__dict__:
+            return False
+        if part._parameters.get("weight") is None or part._parameters.get("bias") is None:
+            return False
+    if any((drop := parts.get(name)) is None or drop.training for name in DROPOUTS):
+        return False
+    attention, activation = layer.self_attn, layer.activation
+    if "forward" in attention.__dict__ or type(attention.out_proj) not in PROJECTIONS:
+        return False
+    known = 1 if activation is F.relu or type(activation) is nn.ReLU else 0
+    if activation is F.gelu or (type(activation) is nn.GELU and activation.approximate == "none"):
+        known = 2
+    if known != layer.activation_relu_or_gelu:  # torch set it when the layer was made
+        return False
+    return not torch.is_autocast_enabled(src.device.type)
 
 
 def holds_ours(module: nn.Module) -> bool:
@@ -98,6 +128,9 @@ def holds_ours(module: nn.Module) -> bool:
     return any(isinstance(part, MultiheadAttention) for part in module.modules())
 
 
+PARTS = {"linear1": nn.Linear, "linear2": nn.Linear, "norm1": nn.LayerNorm, "norm2": nn.LayerNorm}
+PROJECTIONS = (NonDynamicallyQuantizableLinear, nn.Linear)
+DROPOUTS = ("dropout", "dropout1", "dropout2")
 OURS = {nn.TransformerEncoderLayer: TransformerEncoderLayer, nn.TransformerEncoder: TransformerEncoder}
 TORCHS = {ours: kind for kind, ours in OURS.items()}
 
@@ -123,5 +156,5 @@ def restore_encoders(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) in TORCHS:
             module.__class__ = TORCHS[type(module)]
-        elif "_use_nested_tensor_before" in module.__dict__:
+        if "_use_nested_tensor_before" in module.__dict__:
             module.use_nested_tensor = module.__dict__.pop("_use_nested_tensor_before")

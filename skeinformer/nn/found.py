@@ -13,7 +13,7 @@ def check_model(model: object) -> None:
     """Raise a TypeError unless it is a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"expected a torch.nn.Module, got {type(model).__name__}; of a pipeline give its model, as pipeline.model"
+            f"expected a torch.nn.Module, got {type(model).__name__}; for a pipeline, give its model: pipeline.model"
         )
 
 

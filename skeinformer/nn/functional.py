@@ -62,7 +62,10 @@ class Settings:
             options["scale"] = scale
         module = build(self.method, head_dim=head_dim, budget=self.budget, seed=seed, **options).eval()
         if any(True for _ in module.parameters()):
-            raise ValueError(f"{self.method!r} with these options has parameters of its own, which nothing has trained")
+            raise ValueError(
+                f"{self.method!r} with these options adds parameters, which the model was not trained with; leave out "
+                "the options that add them, or choose another method"
+            )
         return module
 
     @cached_property

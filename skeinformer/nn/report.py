@@ -81,8 +81,8 @@ class Report:
             lines.append(f"  {_calls(self.compiled)} in compiled graphs, by the same rules; their runs are not counted")
         if not self.rows and not self.compiled:
             lines.append(
-                "  no call of torch.nn.functional.scaled_dot_product_attention was seen; in a graph that was compiled "
-                "before, calls are sketched by the same rules and not counted"
+                "  no call of torch.nn.functional.scaled_dot_product_attention was seen. Calls in a graph that was "
+                "compiled earlier are sketched by the same rules, but not counted"
             )
         return "\n".join(lines)
 

@@ -103,8 +103,8 @@ class Scope:
         later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
         if any(is_later(function) for is_later in later):
             raise TypeError(
-                f"{getattr(function, '__name__', function)!r} runs after it has returned, when the scope has ended; "
-                "use `with skeinformer.sketched(...)` inside it"
+                f"{getattr(function, '__name__', function)!r} is a generator or a coroutine: its code runs after the "
+                "call has returned, when the scope has ended; use `with skeinformer.sketched(...)` inside it"
             )
 
         @wraps(function)

@@ -86,12 +86,14 @@ def read_verdict(found: Mapping[str, Any]) -> Verdict:
     """What `to_dict` gave, or an error that names what is wrong."""
     layers = found.get("layers")
     if not isinstance(layers, Mapping):
-        raise ValueError(f"a verdict has `layers`, a table of names, got {sorted(found)}")
+        raise ValueError(f"a verdict needs `layers`, the method of each layer by name; this one has {sorted(found)}")
     check_min_length(min_length := found.get("min_length", AUTO))
     choices = {}
     for name, given in layers.items():
         if not isinstance(given, Mapping) or "method" not in given:
-            raise ValueError(f'layer {name!r} of the verdict is {given!r}, expected such as {{"method": "cluster"}}')
+            raise ValueError(
+                f'layer {name!r} of the verdict is {given!r}, expected something like {{"method": "cluster"}}'
+            )
         lookup("attention", given["method"], METHODS)
         options = {option: hashable(value) for option, value in given.items() if option not in ("method", "budget")}
         choices[str(name)] = Choice(given["method"], given.get("budget"), tuple(options.items()))
@@ -120,7 +122,7 @@ def fit(wanted: Iterable[str], known: Iterable[str]) -> dict[str, str]:
     if found:
         places = ", ".join(names[first] for names in found)
         raise ValueError(
-            f"the model has {first!r} of the verdict several times, {places}: apply it to one of the parts"
+            f"several layers of the model fit {first!r} of the verdict: {places}; apply it to one part of the model"
         )
     missing = [name for name in wanted if name not in there]
     nearest = ", ".join(get_close_matches(missing[0], filter(None, there), n=4, cutoff=0)) or "none"

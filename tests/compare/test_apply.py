@@ -164,9 +164,9 @@ def test_a_verdict_of_a_part_fits_the_whole_and_the_other_way_round() -> None:
     [
         ({"layers": {"layers.7.self_attn": {"method": "cluster"}}}, ValueError, "made on another model"),
         ({"layers": {NAMES[0]: {"method": "cluster", "budgets": 3}}}, TypeError, "budgets"),
-        ({"layers": {NAMES[0]: {"method": "reformer"}}}, ValueError, "keys that are the queries"),
-        ({"model": "x"}, ValueError, "no result of skeinformer.compare"),
-        ([{"kind": "approx"}], ValueError, "no whole comparison"),
+        ({"layers": {NAMES[0]: {"method": "reformer"}}}, ValueError, "the same vectors as queries and as keys"),
+        ({"model": "x"}, ValueError, "not a result of skeinformer.compare"),
+        ([{"kind": "approx"}], ValueError, "these records hold no complete comparison"),
         ("nowhere.json", FileNotFoundError, "there is no file nowhere.json"),
         ('{"layers": ', ValueError, "this is not JSON"),
         ("[" * 100_000, ValueError, "this is not JSON.*nested too deeply"),

@@ -264,7 +264,7 @@ def test_a_shared_layer_is_measured_at_each_call() -> None:
         ({"tolerance": 0}, ValueError, "tolerance must be above 0"),
         ({"rounds": 0}, ValueError, "rounds must be at least 1"),
         ({"budget": 0}, ValueError, "budget must be at least 1"),
-        ({"method": "reformer"}, ValueError, "keys that are the queries"),
+        ({"method": "reformer"}, ValueError, "the same vectors as queries and as keys"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -321,9 +321,10 @@ def test_the_table_names_layers_heads_and_verdict(capsys: pytest.CaptureFixture[
     lines = [line.split() for line in text.splitlines()]
     assert [line[:2] for line in lines if line[:1] == ["attention"]] == [["attention", x] for x in ("all", "0", "1")]
     said = " ".join(text.split())
-    assert f"To meet 1.0e-06 in every layer: d = {N} ({N} for attention). Its own estimate would choose {N}." in said
+    estimate = f"By the method's own estimate it would be {N}."
+    assert f"All layers are safe at d = {N} ({N} for attention). {estimate}" in said
     assert all(line[-2:] == [f"{N}", f"{N}"] for line in lines if line[:1] == ["attention"])
-    assert "not safe: attention" in said
+    assert "Not safe at d = 2, with an error above 1.0e-06: attention." in said
     result.print(heads=False)
     assert capsys.readouterr().out.count("\nattention") == 1
 

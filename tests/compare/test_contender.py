@@ -149,6 +149,6 @@ METHODS = {"mean_of_mine": replace(OURS["vmean"], label="My mean")}
     for name in ("empty", "wrong"):
         with pytest.raises(ValueError, match=f"'{name}' has no METHODS, a dict of name to Method"):
             offer(name)
-    with pytest.raises(ValueError, match="'taken' has a method called 'softmax', and so have we"):
+    with pytest.raises(ValueError, match="'taken' has a method called 'softmax', a name that this library uses"):
         offer("taken")
     del OFFERED["mean_of_mine"]

@@ -54,7 +54,7 @@ def test_a_mask_that_is_not_known_is_warned_of() -> None:
     x, padding = padded_input()
     real = (~padding).long()
     for model, inputs, name in ((Positional(), (x, real), "args"), (Named(), (x, padding), "padding")):
-        with pytest.warns(UserWarning, match=f"{name} of the inputs may say which rows are padding"):
+        with pytest.warns(UserWarning, match=f"the input '{name}' looks like a mask of padding"):
             compare(model, inputs, **FAST)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "args|padding")

@@ -70,16 +70,17 @@ def whole(**changed: object) -> Record:
 def test_sentences() -> None:
     records = [layer(0, 0.5, 512), layer(0, 0.1, 16, head=0), layer(1, 0.2, 32)]
     assert sentences(whole(), records) == [
-        "Cluster sketch at d = 64 in BertModel, n = 4,096: mean cosine of logits with those of the exact model 0.9900, "
-        "and the model is 4.00 times as fast (time / exact 0.250, 0.200 to 0.300).",
+        "Cluster sketch at d = 64 in BertModel, n = 4,096: the mean cosine between its logits and the exact model's is "
+        "0.9900. The sketched model is 4.00 times as fast (time / exact 0.250, 0.200 to 0.300).",
         "Logits change by 0.0500 on average and 0.500 at most; the largest is the same in 75.0 % of the rows.",
-        "Error of at most 0.300 at d = 64: safe: layer.1; not safe: layer.0.",
-        "To meet 0.300 in every layer: d = 512 (32 for layer.1; 512 for layer.0). Its own estimate would choose 256.",
-        "Exact in both: layer.2: causal.",
+        "Safe at d = 64, with an error of at most 0.300: layer.1. Not safe at d = 64, with a larger error: layer.0.",
+        "All layers are safe at d = 512 (32 for layer.1; 512 for layer.0). "
+        "By the method's own estimate it would be 256.",
+        "Exact in both models: layer.2: causal.",
     ]
     slow = whole(ratio=2.0, argmax_agreement=None, budget_needed=None, left="", budget=None)
     assert sentences(slow, [{**r, "budget": None} for r in records])[0].startswith("Cluster sketch in BertModel")
-    assert "2.00 times as slow" in sentences(slow, records)[0]
+    assert "The sketched model takes 2.00 times as long (time / exact" in sentences(slow, records)[0]
     with pytest.raises(ValueError, match="record field 'ratio' is None, expected a number"):
         sentences(whole(ratio=None), records)
 
@@ -87,7 +88,8 @@ def test_sentences() -> None:
 def test_a_layer_of_several_calls_is_named_once_and_safe_if_every_call_is() -> None:
     calls = [layer(0, 0.2, 32), layer(0, 0.5, 512, call=2), layer(1, 0.1, 16, call=1)]
     found = sentences(whole(), calls)
-    assert "Error of at most 0.300 at d = 64: safe: layer.1; not safe: layer.0." in found
+    said = "Safe at d = 64, with an error of at most 0.300: layer.1. Not safe at d = 64, with a larger error: layer.0."
+    assert said in found
     assert "(16 for layer.1; 32 for layer.0; 512 for layer.0 (call 2))" in found[3]
     assert [line[:10].rstrip() for line in text_table(calls, heads=False).splitlines()[2:]] == [
         "layer.0",
@@ -158,8 +160,8 @@ def test_what_names_share_is_said_once() -> None:
     assert lines[0] == "layers: encoder.layer.*.attention.self"
     assert [line.split(" 0.5")[0].rstrip() for line in lines[3:]] == [f"{i}{' #2' if i % 2 else ''}" for i in range(12)]
     said = sentences(whole(), records)
-    assert "Error of at most 0.300 at d = 64: not safe: 0, 1, 2, 3, 4, 5, 6, 7 and 4 more." in said
-    assert "Layers are named by what * is in encoder.layer.*.attention.self." in said
+    assert "Not safe at d = 64, with an error above 0.300: 0, 1, 2, 3, 4, 5, 6, 7 and 4 more." in said
+    assert "A layer's name is short for encoder.layer.*.attention.self, where it stands for the *." in said
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_layers_that_take_no_group_are_named(pool: Pool) -> None:
     left, added, nothing, *methods = pool.run("refused", 1, of="models")[0]
     assert "self_attn would stay as it is (self-attention of a decoder layer, which is causal" in left
     assert "attend to the tokens of its own rank only" in left
-    assert "add_bias_kv and add_zero_attn add keys that are no tokens" in added
+    assert "add_bias_kv and add_zero_attn add keys that are not tokens" in added
     assert "Linear has no nn.MultiheadAttention, so nothing would be converted" in nothing
     for said, method in zip(methods, ("longformer", "softmax", "reformer"), strict=True):
         assert f"{method!r} takes no group" in said

@@ -84,7 +84,7 @@ def test_a_bad_last_line_that_was_written_to_its_end_is_named(tmp_path: Path) ->
         ({"error": float("inf")}, "'error' is inf"),
         ({"sizes": [1, 2]}, "'sizes' holds list; records are flat"),
         ({"x": torch.tensor(1.0)}, "'x' holds Tensor"),
-        ({1: 2}, "names are text"),
+        ({1: 2}, "the names in a record must be text"),
         ([1], "JSON object, got list"),
     ],
 )

@@ -268,8 +268,8 @@ def test_options_of_the_method_arrive() -> None:
         ({"need_weights": True}, "need_weights=True is not possible"),
         ({"attn_mask": torch.zeros(5, 5)}, "attn_mask is not possible"),
         ({"is_causal": True}, "is_causal=True is not possible"),
-        ({"key_padding_mask": torch.full((2, 5), -1e9)}, "other floats than 0 and -inf"),
-        ({"key_padding_mask": torch.full((2, 5), torch.nan)}, "other floats than 0 and -inf"),
+        ({"key_padding_mask": torch.full((2, 5), -1e9)}, "numbers other than 0 and -inf"),
+        ({"key_padding_mask": torch.full((2, 5), torch.nan)}, "numbers other than 0 and -inf"),
         ({"key_padding_mask": torch.zeros(2, 6)}, re.escape("key_padding_mask has shape (2, 6), expected (2, 5)")),
     ],
 )
@@ -299,7 +299,7 @@ def test_wrong_tensors_are_refused() -> None:
     [
         ({"embed_dim": 9}, "not a multiple"),
         ({"num_heads": 0}, "num_heads must be at least 1"),
-        ({"method": "reformer"}, "keys that are the queries"),
+        ({"method": "reformer"}, "the same vectors as queries and as keys"),
         ({"method": "bigbird", "add_bias_kv": True}, "pattern over the positions"),
         ({"method": "longformer", "add_zero_attn": True}, "pattern over the positions"),
     ],

@@ -74,7 +74,7 @@ def test_outside_of_the_model_and_after_an_error_nothing_is_sketched() -> None:
 def test_more_calls_than_the_verdict_knows_are_exact_with_one_warning() -> None:
     model, x = Own(), given()
     apply_to_calls(model, VERDICT)
-    with pytest.warns(UserWarning, match=r"made 3 calls of scaled_dot_product_attention.* knows 2"):
+    with pytest.warns(UserWarning, match=r"made 3 calls of scaled_dot_product_attention.* has 2"):
         found = model(x, more=True)
     y = by_hand(x)
     torch.testing.assert_close(found, F.scaled_dot_product_attention(y, y, y) + y)

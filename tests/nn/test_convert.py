@@ -137,7 +137,7 @@ def test_filters() -> None:
     model = encoder(4)
     assert convert(model, filter=lambda name, module: name.startswith("layers.3")).converted == ("layers.3.self_attn",)
     assert convert(model, filter=("layers.0.*", "*.2.*")).converted == ("layers.0.self_attn", "layers.2.self_attn")
-    with pytest.raises(ValueError, match=r"'layer\.9\*' fits no attention layer; the model has: layers.0.self_attn"):
+    with pytest.raises(ValueError, match=r"'layer\.9\*' matches no attention layer; the model has: layers.0.self_attn"):
         convert(model, filter="layer.9*")
 
 

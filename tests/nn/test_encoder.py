@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules import transformer
+from torch.nn.utils import prune
 
 import skeinformer
 from skeinformer import convert, restore
@@ -101,6 +103,21 @@ def test_long_batches_are_sketched_and_short_ones_are_packed(monkeypatch: pytest
         x, padding = padded(LONG_N)
         assert taken.of(model, x, src_key_padding_mask=padding) == (0, 0, 2)
         assert not model.use_nested_tensor
+
+
+def test_rows_of_real_tokens_do_not_depend_on_what_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = stack()
+    convert(model)
+    taken = Taken(monkeypatch)
+    x, padding = padded(SHORT_N)
+    few = torch.zeros_like(padding)
+    few[1] = padding[1]  # too few to pack
+    with torch.no_grad():
+        packed, whole = (model(x, src_key_padding_mask=mask)[1] for mask in (padding, few))
+        assert (taken.whole, taken.packed) == (2, 2)
+    real = ~padding[1]
+    torch.testing.assert_close(packed[real], whole[real])
+    assert torch.equal(packed[~real], model.norm(torch.zeros(WIDTH)).expand(int((~real).sum()), -1))
 
 
 def told(name: str, model: nn.TransformerEncoder) -> dict[str, Any]:
@@ -196,11 +213,117 @@ def test_masks_mean_the_same_at_every_length(n: int) -> None:
     with torch.no_grad():
         with pytest.raises(ValueError, match="attn_mask is not possible"):
             model(x, mask=causal)
-        with pytest.raises(ValueError, match="other floats than 0 and -inf"):
+        with pytest.raises(ValueError, match="numbers other than 0 and -inf"):
             model(x, src_key_padding_mask=torch.where(padding, -2.0, 0.0))
         padding[1:] = True
         assert model(x, src_key_padding_mask=padding).isfinite().all()
         assert model(x, src_key_padding_mask=padding | True).isfinite().all()
+
+
+class Adapted(nn.Module):
+    """A linear layer and an adapter; it shows the weight of the layer, as adapters do."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.added = nn.Linear(base.in_features, base.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor:
+        return self.base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.added(x)
+
+
+def replace(part: str, layer: nn.TransformerEncoderLayer) -> None:
+    """Change a part of a layer in a way that torch's one call for it does not see."""
+    if part == "adapter":
+        layer.linear1 = Adapted(layer.linear1)  # type: ignore[assignment]
+    elif part == "another norm":
+        layer.norm1, layer.norm2 = nn.RMSNorm(WIDTH, eps=1e-5), nn.RMSNorm(WIDTH, eps=1e-5)  # type: ignore[assignment]
+    elif part == "norm without weights":
+        layer.norm2 = nn.LayerNorm(WIDTH, elementwise_affine=False)
+    elif part == "forward of the object":
+        layer.linear2.forward = lambda x: 2 * F.linear(x, layer.linear2.weight)  # type: ignore[method-assign]
+    elif part == "dropout in training":
+        layer.dropout1 = nn.Dropout(0.999).train()
+    elif part == "activation":
+        layer.activation = F.silu
+    elif part == "approximate gelu":
+        layer.activation, layer.activation_relu_or_gelu = nn.GELU(approximate="tanh"), 2
+    elif part == "pruned":
+        prune.random_unstructured(layer.linear1, "weight", amount=0.5)
+
+
+PARTS = [
+    "adapter",
+    "another norm",
+    "norm without weights",
+    "forward of the object",
+    "dropout in training",
+    "activation",
+    "approximate gelu",
+    "pruned",
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_that_torch_would_overlook_are_called(part: str) -> None:
+    """Torch's one call reads weights alone: short sequences would be by another model than long ones."""
+    model = stack()
+    convert(model)
+    for each in model.layers:
+        replace(part, each)
+    x, padding = padded(SHORT_N)
+    rows = ~padding
+    for call, where in (({}, torch.ones_like(rows)), ({"src_key_padding_mask": padding}, rows)):
+        torch.manual_seed(0)
+        expected = model(x, **call)[where]  # gradients are recorded, which torch's one call does not do
+        torch.manual_seed(0)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x, **call)[where], expected)
+
+
+def test_quantized_parts_are_called() -> None:
+    model = stack()
+    convert(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    x, padding = padded(SHORT_N)
+    with torch.no_grad():
+        assert quantized(x).shape == quantized(x, src_key_padding_mask=padding).shape == x.shape
+
+
+def test_autocast_on_a_cpu_gives_one_dtype_at_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's one call casts what its parts do not, and what it has packed fails there."""
+    model = stack()
+    convert(model)
+    taken = Taken(monkeypatch)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = set()
+        for n in (SHORT_N, MIDDLE_N, LONG_N):
+            x, padding = padded(n)
+            found |= {model(x).dtype, model.layers[0](x).dtype, model(x, src_key_padding_mask=padding).dtype}
+        assert taken.whole == 0
+    assert found == {torch.float32}
+
+
+def test_an_encoder_that_an_earlier_version_has_converted_is_restored() -> None:
+    model = stack()
+    convert(model)
+    model.__class__ = nn.TransformerEncoder
+    model.use_nested_tensor, model.__dict__["_use_nested_tensor_before"] = False, True
+    convert(model, budget=4)
+    restore(model)
+    assert type(model) is nn.TransformerEncoder
+    assert model.use_nested_tensor
+    assert "_use_nested_tensor_before" not in vars(model)
 
 
 def test_second_conversions_verdicts_and_groups_of_layers_go_back_to_what_was() -> None:
@@ -213,7 +336,7 @@ def test_second_conversions_verdicts_and_groups_of_layers_go_back_to_what_was() 
     restore(model)
     assert snapshot(model) == before
     verdict = {"layers": {"0.layers.0.self_attn": {"method": "cluster"}, "1.self_attn": {"method": "reformer"}}}
-    with pytest.raises(ValueError, match="keys that are the queries"):
+    with pytest.raises(ValueError, match="the same vectors as queries and as keys"):
         skeinformer.apply(model, verdict)
     assert snapshot(model) == before
 

@@ -225,13 +225,13 @@ def test_as_a_decorator(model: Model, x: Tensor) -> None:
     assert torch.equal(run(x, times=2), 2 * expected)  # each call begins with the first seed again
     assert (run.__name__, run.__doc__, run.report.sketched) == ("run", "Runs.", 4)
 
-    with pytest.raises(TypeError, match="runs after it has returned"):
+    with pytest.raises(TypeError, match="is a generator or a coroutine: its code runs after the call has returned"):
 
         @sketched()
         def generate() -> Any:
             yield model(x)
 
-    with pytest.raises(TypeError, match="runs after it has returned"):
+    with pytest.raises(TypeError, match="is a generator or a coroutine: its code runs after the call has returned"):
 
         @sketched()
         async def generate_later() -> Any:

@@ -37,7 +37,7 @@ def test_it_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"layers": ["a"]}, "a verdict has `layers`, a table of names"),
+        ({"layers": ["a"]}, "a verdict needs `layers`, the method of each layer by name"),
         ({"layers": {"a": 64}}, "layer 'a' of the verdict is 64"),
         ({"layers": {"a": {"method": "clusters"}}}, "did you mean 'cluster'"),
         ({"layers": {}, "min_length": "long"}, "min_length must be 'auto'"),

@@ -48,10 +48,8 @@ def test_tables_records_and_page(tmp_path: Path) -> None:
     assert {(r["model"], r["text"], r["n"]) for r in records} == {("MiniLM", "Python language reference", 48)}
     text = " ".join(written(screen).split())
     assert "V-mean, layer 5: encoder.layer.5.attention.self" in text
-    assert (
-        "Cluster sketch at d = 4 in MiniLM, n = 48: mean cosine of last_hidden_state with those of the exact model"
-        in text
-    )
+    assert "Cluster sketch at d = 4 in MiniLM, n = 48: the mean cosine between its last_hidden_state and" in text
+    assert "and the exact model's is" in text
     page = Page(write_report(records, tmp_path / "r.html", "t").read_text(encoding="utf-8"))
     assert len(page.rows) == 2 + 2 * 6 + 2 * 6 * 13  # models, maps, layers and heads
     assert page.rows[0][:5] == ["V-mean", "", "48", "MiniLM", "Python language reference"]
