@@ -348,7 +348,10 @@ def test_one_method_is_set_apart_from_the_others() -> None:
         ({"columns": "best"}, "columns='best' is not known"),
         ({"seed": 1.5}, "seed must be an integer or None"),
         ({"decoder_cross_attention": 1}, "decoder_cross_attention must be True or False"),
-        ({"method": "nystromformer", "conv_kernel": 3, "num_heads": 4}, "parameters of its own"),
+        (
+            {"method": "nystromformer", "conv_kernel": 3, "num_heads": 4},
+            "adds parameters, which the model was not trained with",
+        ),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:

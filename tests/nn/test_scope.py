@@ -314,7 +314,7 @@ def test_a_compiled_model_is_counted_when_it_is_compiled(model: Model, x: Tensor
     assert "not called" not in str(report)
     assert repr(sketched(**SKETCH)) == "<skeinformer.sketched by cluster(budget=8): 0 calls sketched, 0 exact>"
     assert "no call" in str(report)
-    assert "in a graph that was compiled before, calls are sketched by the same rules and not counted" in str(report)
+    assert "Calls in a graph that was compiled earlier are sketched by the same rules, but not counted" in str(report)
 
 
 def test_errors_in_compiled_graphs_are_not_measured_and_a_warning_says_so(model: Model, x: Tensor) -> None:

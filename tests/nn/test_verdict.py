@@ -65,5 +65,5 @@ def test_names_fit_but_for_what_stands_before(wanted: list[str], known: list[str
 def test_names_that_do_not_fit_or_fit_twice() -> None:
     with pytest.raises(ValueError, match=r"such as 'a\.1'; the nearest are a\.0\. Was it made on another"):
         fit(["a.0", "a.1"], ["a.0"])
-    with pytest.raises(ValueError, match=r"several times, left\.a, right\.a: apply it to one of the parts"):
+    with pytest.raises(ValueError, match=r"fit .a. of the verdict: left\.a, right\.a; apply it to one part"):
         fit(["a"], ["left.a", "right.a"])
