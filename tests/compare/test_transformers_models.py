@@ -136,7 +136,7 @@ def test_causal_layers_full_budgets_and_other_methods_are_refused_with_the_reaso
         compare(transformers.LlamaModel(config), {"input_ids": torch.randint(3, 50, (1, N))}, **FAST)
     with pytest.raises(ValueError, match="no more keys than the budget"):
         compare(bert(), tokens(), budget=N, rounds=1)
-    with pytest.raises(ValueError, match="adds parameters, which the model was not trained with"):
+    with pytest.raises(ValueError, match="parameters of its own"):
         compare(bert(), tokens(), "linformer", max_len=N, rounds=1)
 
 

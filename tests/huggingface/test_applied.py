@@ -302,7 +302,7 @@ def test_a_part_of_a_module_and_a_model_of_two_parts() -> None:
             self.left, self.right = bert_model(), bert_model()
 
     model = Two()
-    with pytest.raises(ValueError, match="apply it to one of the parts"):
+    with pytest.raises(ValueError, match="apply it to one part of the model"):
         apply(model, verdict())
     apply(model, Verdict({f"left.{LAYERS[0]}": Choice("cluster", 4)}, min_length=0))
     assert watched(model.left, padded())[1] == {"sketched": 1, EXACT: 1}
@@ -324,7 +324,7 @@ def test_what_a_user_may_do_wrong() -> None:
     with pytest.raises(ValueError, match="made on another model"):
         apply(fresh, Verdict({"decoder.layer.0": Choice("cluster")}))
     assert fresh.config.to_dict() == before
-    with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got str; of a pipeline give its model"):
+    with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got str; for a pipeline, give its model"):
         apply("model", verdict())  # type: ignore[arg-type]
     sizes: dict[str, Any] = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     mpnet = transformers.MPNetModel(transformers.MPNetConfig(**sizes))
