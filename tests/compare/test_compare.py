@@ -211,7 +211,7 @@ def test_the_model_stays_as_it_was() -> None:
     assert result.whole["layers"] == 3
     assert snapshot(model) == before
     assert torch.equal(torch.random.get_rng_state(), state)
-    with pytest.raises(ValueError, match="last dimension of 8"):
+    with pytest.raises(ValueError, match="a last dimension of 8"):
         compare(model, torch.randn(2, 5, 9), **FAST)
     assert snapshot(model) == before
 
