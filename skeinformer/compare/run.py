@@ -42,7 +42,7 @@ def compare(
     name: str | None = None,
     text: str = "",
     show: bool = True,
-    on_step: OnLayer = lambda step: None,
+    on_layer: OnLayer = lambda layer: None,
     **options: Any,
 ) -> Comparison:
     """Exact and sketched attention side by side, on `inputs`: what each layer and head loses, and what the model does.
@@ -89,14 +89,14 @@ def compare(
     def observe(call: LayerCall) -> None:
         before = [record["layer"] for record in layers if record["head"] is None]
         place: Record = {"index": len(before), "call": 1 + before.count(call.layer)}
-        on_step(f"layer {len(before)}: {call.layer}")
+        on_layer(f"layer {len(before)}: {call.layer}")
         layers.extend({"kind": "compare_layer", **common, **place, **record} for record in measure_call(call, plan))
 
     left: Mapping[str, str] = {}
     if search:
-        found = search_layers(model, inputs, contenders, plan, seed, on_step)
+        found = search_layers(model, inputs, contenders, plan, seed, on_layer)
         plan, left = replace(plan, needed=False), found.left
-        measured = measure_chosen(model, inputs, contenders, found, plan, seed, on_step)
+        measured = measure_chosen(model, inputs, contenders, found, plan, seed, on_layer)
         layers += [{"kind": "compare_layer", **common, **record} for record in measured]
     with ExitStack() as stack:
         sides = stack.enter_context(arranged(model, contender, plan.budget, seed))
@@ -109,7 +109,7 @@ def compare(
         if not layers:
             reasons = "; ".join(f"{layer}: {reason}" for layer, reason in left.items()) or "it has none that we know"
             raise ValueError(f"no attention layer of {type(model).__name__} would be sketched: {reasons}")
-        on_step("the whole model")
+        on_layer("the whole model")
         if search:
             sides = [Applied(model, sides, verdict_of(common, layers, left))]
         whole = compare_runs(model, inputs, sides, mask, rounds, logits)

@@ -115,7 +115,7 @@ def search_layers(
     contenders: Sequence[tuple[Contender, int]],
     plan: Plan,
     seed: int,
-    on_step: OnLayer,
+    on_layer: OnLayer,
 ) -> SearchResult:
     """Try every contender in every call of the model, in one pass each, and choose for each layer."""
     tried: dict[str, dict[int, list[Tried]]] = {}
@@ -123,7 +123,7 @@ def search_layers(
     for contender, d in contenders:
 
         def observe(call: LayerCall, number: int, contender: Contender = contender, d: int = d) -> None:
-            on_step(f"{contender.label}, {call.layer}")
+            on_layer(f"{contender.label}, {call.layer}")
             found.order.setdefault((call.layer, number), len(found.order))
             tried.setdefault(call.layer, {}).setdefault(number, []).extend(try_call(call, contender, d))
 
@@ -141,7 +141,7 @@ def measure_chosen(
     found: SearchResult,
     plan: Plan,
     seed: int,
-    on_step: OnLayer,
+    on_layer: OnLayer,
 ) -> list[Record]:
     """The records of all calls, each layer by what was chosen for it, as `measure_call` gives them."""
     records: dict[tuple[str, int], list[Record]] = {}
@@ -152,7 +152,7 @@ def measure_chosen(
             own = of_contender(chosen, contender)
             if place in records or not (own or chosen.method == EXACT):
                 return
-            on_step(f"{chosen.label}, {call.layer}")
+            on_layer(f"{chosen.label}, {call.layer}")
             its = replace(plan, contender=contender, budget=chosen.settings(None)[0] or d)
             if not own or why_exact(AUTO, *sizes_in(call, call.make(its.budget), contender.method)) is not None:
                 call, its = as_exact(call), replace(plan, contender=Contender(EXACT))

@@ -108,7 +108,7 @@ def run_compare(options: Compare, console: Console | None = None) -> Path:
                     name=model_name(options),
                     text=text_name(options),
                     show=False,
-                    on_step=lambda detail, label=label: step(f"{label}, {detail}"),  # type: ignore[misc]
+                    on_layer=lambda detail, label=label: step(f"{label}, {detail}"),  # type: ignore[misc]
                 )
             for record in found.records():
                 append(options.records, record)

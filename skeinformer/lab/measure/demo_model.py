@@ -134,7 +134,7 @@ def layer_records(
         name=str(common["model"]),
         text=str(common["text"]),
         show=False,
-        on_step=step,
+        on_layer=step,
         **options,
     )
     return [{**record, "label": ACCURATE.label} for record in found.records()]
