@@ -36,7 +36,7 @@ def cluster_exchanges(
     d, pilots, p, each = budget, num_pilots, width, batch * heads
     exchange = _of(ranks, each, item)
     asked = clusters.METRIC_QUERIES * p + (queries.METRIC_KEYS * p if from_queries else 0)
-    sample, virtual = clusters.SAMPLED_KEYS * d, max(d, queries.FEWEST_QUERIES)
+    sample, virtual = clusters.SAMPLED_KEYS * d, queries.num_rows(d)
     candidates = queries.SAMPLED_QUERIES * virtual
 
     forward = [

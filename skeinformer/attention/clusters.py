@@ -167,7 +167,8 @@ def find_moments(
     assignment = torch.zeros_like(weight, dtype=torch.long)
     if keys.shape[-2] > d:
         places = keys.detach().to(weight.dtype)
-        assignment = nearest(places, find_centers(places, sample, d, num_steps, metric), metric)
+        points = gather_rows(places, sample.indices)
+        assignment = nearest(places, find_centers(points, sample.live, d, num_steps, metric), metric)
     if full is not None:
         chosen = sample.indices[..., :d]
         own = assignment.scatter(-1, chosen, torch.arange(d, device=chosen.device).expand_as(chosen))
@@ -217,12 +218,12 @@ def query_metric(queries: Tensor, live: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def find_centers(keys: Tensor, sample: Selection, d: int, num_steps: int, metric: Tensor | None = None) -> Tensor:
-    """The first d keys of a sample in order of rank, moved by Lloyd steps (1982) over the sample: (b, h, d, p).
+def find_centers(points: Tensor, live: Tensor, d: int, num_steps: int, metric: Tensor | None = None) -> Tensor:
+    """The first d points of a sample in order of rank, moved by Lloyd steps (1982) over the sample: (b, h, d, p).
 
-    Time O(m d p) for a sample of m.
+    points, live: (b, h, m, p), (b, h, m). Time O(m d p) for each step.
     """
-    points, weight = gather_rows(keys, sample.indices), sample.live.to(keys.dtype)  # (b, h, m, p), (b, h, m)
+    weight = live.to(points.dtype)
     centers, points = points[..., :d, :], points * weight[..., None]
     for _ in range(num_steps):
         assignment = nearest(points, centers, metric)

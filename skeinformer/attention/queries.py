@@ -25,12 +25,13 @@ from skeinformer.attention.clusters import find_centers, nearest, query_metric
 from skeinformer.attention.selection import sample_without_replacement, uniform_rows
 from skeinformer.kernels.choice import known, statistics_dtype
 from skeinformer.kernels.merge import Estimate
-from skeinformer.kernels.queries import QueryRows, query_sums
+from skeinformer.kernels.queries import QueryRows, Sampled, query_sums
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import scramble
 
 Gradient = Literal["queries", "keys"]  # of exact attention, estimated; or the derivative of the output
 SAMPLED_QUERIES = 4  # queries per virtual query that the Lloyd step sees
+SHARE = 7 / 8  # of the virtual queries that are asked for: forward and backward then take 1.5 times those of "keys"
 FEWEST_QUERIES = 32  # virtual queries: fewer are hardly faster
 METRIC_KEYS = 4  # keys per dimension that the metric is made of
 BITS = 23  # of a uniform number
@@ -60,9 +61,12 @@ def query_rows(
     keys = gather_rows(key, asked)
     metric = query_metric(keys, asked_live)
     sample = sample_without_replacement(norm.log(), u, SAMPLED_QUERIES * d)
-    assignment = nearest(places, find_centers(places, sample, d, 1, metric), metric)  # (b, h, n)
+    points = gather_rows(places, sample.indices)  # (b, h, 4 d, p)
+    centers = find_centers(points, sample.live, d, 1, metric)
+    assignment = nearest(places, centers, metric)  # (b, h, n)
+    near = Sampled(points, sample.live, assignment.gather(-1, sample.indices))
     sums = query_sums(query.detach(), gradient, output.detach(), norm.sqrt(), assignment, d, left_out)
-    return QueryRows.of(sums, gradient.shape[-1], unit[..., None], spread(keys, asked_live, scale))
+    return QueryRows.of(sums, gradient.shape[-1], unit[..., None], spread(keys, asked_live, scale), near)
 
 
 def spread(keys: Tensor, live: Tensor, scale: float) -> Tensor:
@@ -99,14 +103,19 @@ def virtual_queries(
     size: int,
     width: int,
 ) -> Estimate:
-    """`size` virtual queries or FEWEST_QUERIES, drawn by the numbers that decided the output already."""
+    """Virtual queries, drawn by the numbers that decided the output already."""
     asked = uniform_rows(of_keys, key_mask, METRIC_KEYS * width)
     return estimate_of(size)._replace(drawn=(fresh_numbers(of_queries), *asked, mass))
 
 
 def estimate_of(size: int) -> Estimate:
     """`virtual_queries` without what is drawn."""
-    return Estimate(query_rows, (), max(size, FEWEST_QUERIES))
+    return Estimate(query_rows, (), num_rows(size))
+
+
+def num_rows(size: int) -> int:
+    """How many virtual queries there are where `size` are asked for."""
+    return max(int(SHARE * size), FEWEST_QUERIES)
 
 
 def fresh_numbers(u: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from skeinformer.kernels.choice import fast_form
 from skeinformer.kernels.pilots import CACHED
 from skeinformer.kernels.rows import add_rows_, batches, gather_rows, is_one_batch, pieces
 
-PIECE = CACHED // 4  # distances that are worked on at a time
+PIECE = CACHED // 2  # distances that are worked on at a time
+HEADS = 4  # for each thread, of as many heads: a thread then keeps to its own part of the memory
 LARGE = 1e30  # turns a difference of scores into more than the number of a cluster
 
 
@@ -33,8 +34,9 @@ def first_of_largest(keys: Tensor, direction: Tensor, offset: Tensor) -> Tensor:
     keys, direction, offset = keys.reshape(-1, n, width), direction.reshape(-1, d, width), offset.reshape(-1, d, 1)
     last = torch.arange(d - 1, -1, -1, dtype=keys.dtype)[:, None]  # (d, 1): counted from the end, the first is largest
     found = keys.new_empty(len(keys), n)
-    step = min(max(PIECE // d, 64), n)  # keys at a time, of so many heads
-    count = max(PIECE // (d * step), 1) if step == n else 1
+    count = min(HEADS * torch.get_num_threads(), len(keys))  # heads at a time
+    step = min(max(PIECE // (d * count), 64), n)  # keys of each at a time
+    count = min(max(PIECE // (d * step), count), len(keys))
     held = keys.new_empty(count * d * step)  # one piece of memory: a fresh one costs more than a sum
     for i in range(0, len(keys), count):
         at = slice(i, i + count)

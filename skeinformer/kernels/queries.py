@@ -11,7 +11,7 @@ from skeinformer.kernels.clusters import cluster_sums, weighted_row
 from skeinformer.kernels.fused import row_gradients
 from skeinformer.kernels.pilots import CACHED
 from skeinformer.kernels.ranges import narrow
-from skeinformer.kernels.rows import add_rows_, batches, pieces
+from skeinformer.kernels.rows import add_rows_, batches, gather_rows, pieces
 
 
 class QuerySums(NamedTuple):
@@ -24,36 +24,61 @@ class QuerySums(NamedTuple):
     total: Tensor  # (b, h, 1, 1), sum r_i^2 over all queries
 
 
+class Sampled(NamedTuple):
+    """Some of the queries, drawn by the size of their gradients."""
+
+    points: Tensor  # (b, h, k, p)
+    live: Tensor  # (b, h, k)
+    assignment: Tensor  # (b, h, k), their clusters
+
+    def distance(self, mean: Tensor) -> Tensor:
+        """The root of the mean square of |q_i - q_c|: (b, h, d, p) -> (b, h, 1, 1)."""
+        weight = self.live[..., None].to(mean.dtype)
+        away = (self.points - gather_rows(mean, self.assignment)) * weight  # (b, h, k, p)
+        unit = away.abs().amax((-2, -1), keepdim=True)
+        unit = unit.where(unit > 0, 1)  # squares stay in range
+        count = weight.sum(-2, keepdim=True).clamp(min=1)
+        return unit * ((away / unit).square().sum((-2, -1), keepdim=True) / count).sqrt()
+
+
 class QueryRows(NamedTuple):
     """What stands for all queries in the gradients of keys and values: a few exact rows, and what their means miss."""
 
     queries: Tensor  # (b, h, d, p), q_c
-    gradient: Tensor  # (b, h, d, p_v), G_c
+    gradient: Tensor  # (b, h, d, p_v), b G_c
     C: Tensor  # (b, h, p, p_v), sum_i (q_i - q_c) G_i^T
     e: Tensor  # (b, h, p, 1), sum_i (q_i - q_c) delta_i
-    part: Tensor  # (b, h, 1, 1), a: how much of what is missed values get
+    of_keys: Tensor  # (b, h, 1, 1), how much of what is missed keys get
+    of_values: Tensor  # (b, h, 1, 1), how much values get
+    rest: Tensor  # (b, h, 1, p_v), (1 - b) sum_c G_c
 
     @staticmethod
-    def of(sums: QuerySums, p_v: int, unit: Tensor, spread: Tensor) -> "QueryRows":
+    def of(sums: QuerySums, p_v: int, unit: Tensor, spread: Tensor, near: Sampled) -> "QueryRows":
         """The mean queries, their summed gradients, and what is missed.
 
         unit: (b, h, 1, 1), the size of a gradient whose r is 1. spread: (b, h, 1, 1), how far scores of keys are apart
-        for a query of length 1. With t = spread |C| / sum_i |G_i|, the size of what is missed in that of the gradients,
-        a = 1 / (2 + 8 t^2): half of a small term errs least on real gradients, and a large one is not believed.
+        for a query of length 1.
+
+        Rows are believed as far as clusters are narrow: with u^2 the variance of the scores within them, were all
+        directions alike, b = 1 / (1 + u^2 / 50). The rest of the gradients goes to the mean row. With
+        t = spread |C| / sum_i |G_i|, the size of what is missed in that of the gradients, keys get b / (1 + 25 t^2) of
+        it and values 1 / (2 + 8 t^2): a small term is right, a large one is not believed.
         """
         mean = sums.queries / sums.weight.clamp(min=torch.finfo(sums.weight.dtype).tiny)  # (b, h, d, p)
         missed = sums.product - mean.mT @ sums.gradient  # (b, h, p, p_v + 1)
-        C, e = missed[..., :p_v], missed[..., p_v:]
+        G, C, e = sums.gradient[..., :p_v], missed[..., :p_v], missed[..., p_v:]
         size = (C / unit).square().sum((-2, -1), keepdim=True).div(p_v).sqrt()
         t = spread * size / sums.total.clamp(min=torch.finfo(size.dtype).tiny)
-        return QueryRows(mean, sums.gradient[..., :p_v], C, e, 1 / (2 + 8 * t.square()))
+        b = 1 / (1 + (spread * near.distance(mean)).square() / (50 * mean.shape[-1]))
+        rest = (1 - b) * G.sum(-2, keepdim=True)
+        return QueryRows(mean, b * G, C, e, b / (1 + 25 * t.square()), 1 / (2 + 8 * t.square()), rest)
 
     def where_not(self, full: Tensor | None) -> "QueryRows":
         """Rows that give nothing where `full`, (b, 1, 1, 1)."""
         if full is None:
             return self
-        gradient, C, e = (x.masked_fill(full, 0) for x in (self.gradient, self.C, self.e))
-        return self._replace(gradient=gradient, C=C, e=e)
+        gradient, C, e, rest = (x.masked_fill(full, 0) for x in (self.gradient, self.C, self.e, self.rest))
+        return self._replace(gradient=gradient, C=C, e=e, rest=rest)
 
     def gradients(
         self, key: Tensor, value: Tensor, log_weight: Tensor | None, mass: Tensor, scale: float
@@ -66,10 +91,13 @@ class QueryRows(NamedTuple):
     def add_missed_(
         self, totals: Sequence[Tensor], key: Tensor, value: Tensor, mass: Tensor, mean: Tensor, scale: float
     ) -> None:
-        """dK_j += s m_j (C v_j - e), dV_j += a s m_j C^T (k_j - mean key): what the means miss, to first order."""
-        across = self.part * self.C
-        add_weighted_product_(totals[0], value, self.C.mT, self.e.mT, scale * mass)
-        add_weighted_product_(totals[1], key, across, mean @ across, scale * mass)
+        """What the means miss, to first order, and the mean row's part, m_j the mass of key j:
+
+        dK_j += a_K s m_j (C v_j - e)            dV_j += m_j (a_V s C^T (k_j - mean key) + (1 - b) sum_c G_c)
+        """
+        along, across = scale * self.of_keys, scale * self.of_values * self.C
+        add_weighted_product_(totals[0], value, along * self.C.mT, along * self.e.mT, mass)
+        add_weighted_product_(totals[1], key, across, mean @ across - self.rest, mass)
 
 
 def mean_key(key: Tensor, mass: Tensor) -> Tensor:
@@ -116,7 +144,7 @@ def query_sums(
     product = weight.new_empty(*batch, p, last)
     held = weight.new_empty(0)  # one piece of memory: a fresh one costs more than a sum
     tensors = (query, gradient, output, weight[..., None], assignment, sums, product)
-    for q, g, o, r, cluster, total, of_all, *absent in pieces(CACHED // 2, *tensors, *listed(left_out)):
+    for q, g, o, r, cluster, total, of_all, *absent in pieces(CACHED, *tensors, *listed(left_out)):
         size = q.shape[:-1].numel() * width
         held = held if held.numel() >= size else held.new_empty(size)
         columns = held[:size].view(*q.shape[:-1], width)
@@ -150,7 +178,7 @@ def add_weighted_product_(total: Tensor, x: Tensor, by: Tensor, less: Tensor, we
     (b, h, n, p), (b, h, n, p_v), (b, h, p_v, p), (b, h, 1, p), (b, h, n).
     """
     held = total.new_empty(0)  # one piece of memory: a fresh one costs more than a sum
-    for added, y, b, c, w in pieces(CACHED // 2, total, x, by, less, weight):
+    for added, y, b, c, w in pieces(CACHED, total, x, by, less, weight):
         held = held if held.numel() >= added.numel() else held.new_empty(added.numel())
         product = held[: added.numel()].view(added.shape)
         for result, left, right, constant in batches(product, y.to(total.dtype), b, c):

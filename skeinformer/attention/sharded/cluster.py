@@ -121,8 +121,7 @@ def find_clusters(
     if n_k > d:
         rank = torch.arange(asked.live.shape[-1], device=key.device)
         metric = query_metric(queries, asked.live & (rank < found.queries - num_pilots))
-        every = Selection(torch.arange(points.shape[-2], device=key.device).expand_as(sample.live), sample.live)
-        centers = find_centers(points, every, d, num_steps, metric)
+        centers = find_centers(points, sample.live, d, num_steps, metric)
         assignment = nearest(key.detach().to(dtype), centers, metric)
     if full is not None:
         assignment = torch.where(full, slots_here(sample.part(0, d), assignment), assignment)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention.clusters import find_centers, nearest, query_metric
-from skeinformer.attention.queries import FEWEST_QUERIES, METRIC_KEYS, SAMPLED_QUERIES, fresh_numbers, spread
-from skeinformer.attention.selection import Selection
+from skeinformer.attention.queries import METRIC_KEYS, SAMPLED_QUERIES, fresh_numbers, num_rows, spread
 from skeinformer.attention.sharded.pilots import merge_sums, ranked, rows_over_own_keys
 from skeinformer.attention.sharded.rows import rows_backward
 from skeinformer.attention.virtual_keys import VirtualKeys
@@ -22,7 +21,7 @@ from skeinformer.distributed.group import Group
 from skeinformer.distributed.selection import Candidates, Chosen, candidates
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.clusters import weighted_row
-from skeinformer.kernels.queries import QueryRows, QuerySums, query_sums
+from skeinformer.kernels.queries import QueryRows, QuerySums, Sampled, query_sums
 from skeinformer.noise import gumbel
 
 
@@ -50,8 +49,8 @@ class SharedQueries(NamedTuple):
 
     @staticmethod
     def of(u: Tensor, keys: Tensor, live: Tensor, mass: Tensor, size: int, n: int, scale: float) -> "SharedQueries":
-        """For `size` virtual queries or the fewest, among the n queries of all ranks; keys: those of the metric."""
-        d = min(max(size, FEWEST_QUERIES), n)
+        """For virtual queries among the n of all ranks; size: how many are asked for; keys: those of the metric."""
+        d = min(num_rows(size), n)
         apart = spread(keys, live, scale)
         return SharedQueries(fresh_numbers(u), query_metric(keys, live), mass, apart, d, min(SAMPLED_QUERIES * d, n))
 
@@ -91,13 +90,14 @@ def shared_query_gradients(
     dtype, d, p_v = statistics_dtype(query), drawn.d, gradient.shape[-1]
     unit = unit.where(unit > 0, 1)[..., None]  # (b, h, 1)
     norm = offer.norm / unit  # (b, h, n)
-    every = Selection(torch.arange(points.shape[-2], device=query.device).expand_as(chosen.live), chosen.live)
-    assignment = nearest(query.to(dtype), find_centers(points, every, d, 1, drawn.metric), drawn.metric)  # (b, h, n)
+    centers = find_centers(points, chosen.live, d, 1, drawn.metric)
+    assignment = nearest(query.to(dtype), centers, drawn.metric)  # (b, h, n)
+    near = Sampled(points, chosen.live, nearest(points, centers, drawn.metric))
     mass, keys = drawn.mass, source.keys.to(drawn.mass.dtype)
     of_keys = weighted_row(keys, mass), mass.sum(-1)[..., None, None]  # (b, h, 1, p), (b, h, 1, 1)
     here = query_sums(query, gradient, output, norm.sqrt(), assignment, d)
     *every_sum, key_sum, total = sum_over(group, "queries", *here, *of_keys)
-    found = QueryRows.of(QuerySums(*every_sum), p_v, unit[..., None], drawn.spread).where_not(full)
+    found = QueryRows.of(QuerySums(*every_sum), p_v, unit[..., None], drawn.spread, near).where_not(full)
     mean, G = found.queries, found.gradient
     # the exact rows of q_c over all keys, of which only lse and G_c . O_c cross ranks
     rows, row_sum = rows_over_own_keys(mean.to(query.dtype), source, scale)
