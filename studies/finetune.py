@@ -39,7 +39,7 @@ from skeinformer.lab.threads import use_threads
 from skeinformer.lab.work import OnStep, Work, now, silent
 from skeinformer.registry import check_count, check_number
 from studies.command import start
-from studies.mixed import mixed_offered
+from studies.offered import studied_methods
 from studies.switched import EXACT_CASE, cases_of, shown_name, switch
 
 SPLITS = ("train", "test")
@@ -140,7 +140,7 @@ def run_finetune(options: Finetune, console: Console | None = None) -> Path:
     """Measure what is missing in the records file, print a table, and return the path of the file."""
     console = console or Console(highlight=False)
     use_threads(options.threads)
-    with mixed_offered(), progress(console) as begin:
+    with studied_methods(), progress(console) as begin:
         cases = make_cases(options)
         known = read_known(options.records)
         on_step = begin("")

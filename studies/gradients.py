@@ -2,10 +2,11 @@
 
     python -m studies.gradients --data imdb.parquet --text wikitext2.parquet
 
-Two tables of relative Frobenius errors, means over heads (and examples), of the gradients of Q, K and V:
+Tables of relative Frobenius errors, means over heads (and examples), of the gradients of Q, K and V:
 
   real       one step of a classifier on the mean of MiniLM's last hidden states, long reviews, every layer: queries,
              keys, values and the gradient of each layer's attention output, by exact attention.
+  x 3, x 6   the same with queries multiplied: peaked attention.
   synthetic  pretrained and initialized Q, K, V at 4096 tokens, with a gradient that is a smooth function of the output
              (plus a tenth of noise), the same for all rows (as mean pooling gives), or independent and random.
 
@@ -62,6 +63,8 @@ class Gradients:
     """Tokens of a review; only reviews that have as many are taken."""
     reviews: int = 4
     """Reviews in the batch."""
+    peaks: tuple[float, ...] = (3.0, 6.0)
+    """What the queries of the real gradients are multiplied by, for peaked attention."""
     synthetic_length: int = 4096
     """Tokens of the synthetic inputs."""
     seed: int = 0
@@ -77,6 +80,11 @@ class Case(NamedTuple):
     inputs: tuple[Tensor, Tensor, Tensor]
     upstream: Tensor
 
+    def peaked(self, factor: float) -> "Case":
+        """The same with queries multiplied by `factor`."""
+        query, key, value = self.inputs
+        return self._replace(inputs=(factor * query, key, value))
+
 
 class Errors(NamedTuple):
     """Of the gradients of Q, K and V, and the cosine of K's with the truth."""
@@ -91,17 +99,19 @@ def run_gradients(options: Gradients, console: Console | None = None) -> dict[st
     """Measure and print both tables, and return their numbers by table and contender."""
     console = console or Console(highlight=False)
     tables: dict[str, dict[str, list[Errors]]] = {}
+    cases: dict[str, list[Case]] = {}
     with with_threads(options.threads), progress(console) as begin:
         step = begin("")
         if options.data is not None:
             step("real gradients", 0.0)
             real = list(real_cases(options, load_model(None)))
-            tables["real"] = measure_all(real, options.seed, step, "real gradients")
-        synthetic = list(synthetic_cases(options))
-        tables["synthetic"] = measure_all(synthetic, options.seed, step, "synthetic gradients")
+            cases["real"] = real
+            cases |= {f"real, x {peak:g}": [case.peaked(peak) for case in real] for peak in options.peaks}
+        cases["synthetic"] = list(synthetic_cases(options))
+        for title, of_table in cases.items():
+            tables[title] = measure_all(of_table, options.seed, step, f"{title} gradients")
     for title, rows in tables.items():
-        names = [case.name for case in (real if title == "real" else synthetic)]
-        print_table(console, title, names, rows)
+        print_table(console, title, [case.name for case in cases[title]], rows)
     return tables
 
 
@@ -202,7 +212,7 @@ def errors_of(module: Callable[..., Tensor], case: Case, truth: Sequence[Tensor]
 
 def print_table(console: Console, title: str, names: Sequence[str], rows: dict[str, list[Errors]]) -> None:
     """A markdown table: dK (dV; dQ; cosine of dK), and the geometric mean over the columns for real gradients."""
-    last = ["geometric mean"] if title == "real" else []
+    last = ["geometric mean"] if title.startswith("real") else []
     console.print(f"\n{title}: dK (dV; dQ; cosine of dK)", soft_wrap=True)
     console.print(f"| | {' | '.join([*names, *last])} |", soft_wrap=True, markup=False)
     console.print("|---" * (len(names) + len(last) + 1) + "|", soft_wrap=True, markup=False)

@@ -33,7 +33,7 @@ from skeinformer.lab.training.options import Train
 from skeinformer.nn.functional import EXACT
 from studies.command import start
 from studies.finetune import second_half
-from studies.mixed import mixed_offered
+from studies.offered import studied_methods
 from studies.pages import filled, markdown
 
 RECIPE = "cpu"
@@ -89,7 +89,7 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     files = list(options.records)
     if options.arms:
-        with mixed_offered():
+        with studied_methods():
             files.append(train_arms(options))
     if not files:
         raise ValueError("there is nothing to show; give --records, or --arms and --data to train")

@@ -7,15 +7,12 @@ Each part is what it is in a model that has nothing else of its kind, so that a 
 where R_X is attention whose gradient only X receives. A part costs a forward pass: this is for studies.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.attention import METHODS, Method
 from skeinformer.attention.base import Attention, Trace
 from skeinformer.attention.cluster import Cluster, ClusterNoise, ClusterOptions, Quality
 from skeinformer.attention.inputs import Inputs
@@ -57,13 +54,13 @@ class Mixed(Attention):
     def compute(inputs: Inputs, noise: ClusterNoise, options: MixedOptions) -> tuple[Tensor, Trace]:
         held = inputs._replace(query=inputs.query.detach(), key=inputs.key.detach(), value=inputs.value.detach())
         sketched, trace = Cluster.compute(held, noise, _cluster_options(options, "keys"))
-        output = _exact(held) if options.output == "exact" else sketched
+        output = exact_output(held) if options.output == "exact" else sketched
         if torch.is_grad_enabled():
             for option, name in GRADIENTS.items():
                 part: GradientPart = getattr(options, option)
                 alone = held._replace(**{name: getattr(inputs, name)})
                 found = (
-                    _exact(alone)
+                    exact_output(alone)
                     if part == "exact"
                     else Cluster.compute(alone, noise, _cluster_options(options, part))[0]
                 )
@@ -75,25 +72,7 @@ def _cluster_options(options: MixedOptions, gradient: Gradient) -> ClusterOption
     return ClusterOptions(options.budget, options.quality, options.num_pilots, gradient=gradient)
 
 
-def _exact(inputs: Inputs) -> Tensor:
+def exact_output(inputs: Inputs) -> Tensor:
+    """softmax(s Q K^T) V."""
     mask = None if inputs.key_mask is None else inputs.key_mask[..., None, :]  # (b, 1, 1, n_k)
     return F.scaled_dot_product_attention(inputs.query, inputs.key, inputs.value, attn_mask=mask)
-
-
-@contextmanager
-def mixed_offered() -> Iterator[None]:
-    """`mixed` is in the table of methods, for studies that take methods by name."""
-    METHODS["mixed"] = Method(
-        Mixed,
-        "Mixed",
-        "the cluster sketch with exact parts put in",
-        "none: a study",
-        "O(n^2 p)",  # not marked as quadratic, which would keep it out of a model
-        exact_from=METHODS["cluster"].exact_from,
-        random=True,
-        in_table_1=False,
-    )
-    try:
-        yield
-    finally:
-        METHODS.pop("mixed", None)

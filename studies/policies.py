@@ -1,0 +1,66 @@
+"""The cluster sketch with a policy of training: one layer exact, fixed draws, a budget that changes on the way.
+
+A module knows its layer by its seed, `seed * 1009 + layer`, and counts the calls of training; what it counted is not
+part of a checkpoint. This is for studies.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.cluster import Cluster, ClusterNoise, ClusterOptions
+from skeinformer.attention.inputs import Inputs
+from skeinformer.attention.queries import Gradient
+from skeinformer.noise import LAYERS, Rand
+from studies.mixed import exact_output
+
+Draws = Literal["fresh", "fixed"]
+
+
+class PolicyOptions(NamedTuple):
+    """What is done otherwise than in the cluster sketch; nothing, unless said."""
+
+    budget: int | None = None
+    gradient: Gradient = "keys"
+    draws: Draws = "fresh"
+    """Whether training draws anew at every step, as it does by default, or as evaluation does."""
+    exact_layer: int | None = None
+    """A layer, counted from 0, whose attention is exact."""
+    later: int | None = None
+    """The budget from the call `after` of training on."""
+    after: int = 300
+    """Calls of training with the first budget."""
+
+
+class Policy(Attention):
+    """The cluster sketch with one layer exact, with fixed draws, or with a budget that changes during training."""
+
+    Options = PolicyOptions
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.calls = 0
+
+    @staticmethod
+    def complete(options: PolicyOptions) -> PolicyOptions:
+        return options._replace(budget=Cluster.complete(ClusterOptions(options.budget)).budget)
+
+    @staticmethod
+    def draw(query: Tensor, key: Tensor, rand: Rand, options: PolicyOptions) -> ClusterNoise:
+        return ClusterNoise(*Cluster.draw(query, key, rand, ClusterOptions(options.budget)))
+
+    def seed_in_force(self) -> int | None:
+        return self.seed if self.options.draws == "fixed" else super().seed_in_force()
+
+    def attend(self, inputs: Inputs, noise: ClusterNoise) -> tuple[Tensor, Trace]:
+        self.calls += self.training
+        if self.seed is not None and self.options.exact_layer == self.seed % LAYERS:
+            return exact_output(inputs), Trace()
+        return Cluster.compute(inputs, noise, Cluster.complete(self.cluster_options()))
+
+    def cluster_options(self) -> ClusterOptions:
+        """Those in force at this point of training."""
+        options: PolicyOptions = self.options
+        is_later = options.later is not None and self.calls > options.after
+        return ClusterOptions(options.later if is_later else options.budget, gradient=options.gradient)
