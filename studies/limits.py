@@ -27,7 +27,7 @@ from skeinformer.lab.commands.train import run_train
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.store import open_store
-from skeinformer.lab.records import RUN_KEYS, Ledger, Record, append, key_of, read, read_known
+from skeinformer.lab.records import RUN_KEYS, Ledger, Record, append, key_of, machine, read, read_known
 from skeinformer.lab.report.intervals import t_interval
 from skeinformer.lab.training.options import Train
 from skeinformer.nn.functional import EXACT
@@ -139,6 +139,7 @@ def train_arms(options: Limits) -> Path:
                     "second_half_loss": second_half(losses),
                     "steps": result["steps"],
                     "accuracy": result["test_accuracy"],
+                    **machine(),
                 }
                 append(records, arm_record)
     return records
