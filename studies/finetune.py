@@ -140,7 +140,7 @@ def run_finetune(options: Finetune, console: Console | None = None) -> Path:
     """Measure what is missing in the records file, print a table, and return the path of the file."""
     console = console or Console(highlight=False)
     use_threads(options.threads)
-    with studied_methods(), progress(console) as begin:
+    with studied_methods("mixed"), progress(console) as begin:
         cases = make_cases(options)
         known = read_known(options.records)
         on_step = begin("")

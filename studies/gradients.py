@@ -96,7 +96,7 @@ class Errors(NamedTuple):
 
 
 def run_gradients(options: Gradients, console: Console | None = None) -> dict[str, dict[str, list[Errors]]]:
-    """Measure and print both tables, and return their numbers by table and contender."""
+    """Measure and print all tables, and return their numbers by table and contender."""
     console = console or Console(highlight=False)
     tables: dict[str, dict[str, list[Errors]]] = {}
     cases: dict[str, list[Case]] = {}

@@ -5,7 +5,8 @@
     python -m studies.limits --records finetune.jsonl runs/records.jsonl lra/records.jsonl
 
 An arm is a method with options; `mixed` (studies/mixed.py) is the cluster sketch with exact parts put in, as in
-mixed:output=exact or mixed:dq=exact,dk=exact,dv=exact. With arms this trains them from scratch by the recipe
+mixed:output=exact or mixed:dq=exact,dk=exact,dv=exact. `policy` (studies/policies.py) has one layer exact, fixed draws
+or a budget that changes, as in policy:later=64,after=300. With arms this trains them from scratch by the recipe
 `cpu` on a store of `skein data`, what is done already left out. Then it prints a table of all records: for each arm the
 mean over seeds of its difference to exact attention with the same seed, the same order of the data and the same start,
 with a 95 % interval by Student's t. The loss of a run is the mean over the second half of its steps. Runs of `skein
@@ -89,7 +90,7 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     files = list(options.records)
     if options.arms:
-        with studied_methods():
+        with studied_methods("mixed", "policy"):
             files.append(train_arms(options))
     if not files:
         raise ValueError("there is nothing to show; give --records, or --arms and --data to train")

@@ -14,9 +14,10 @@ OFFERED: dict[str, tuple[type[Attention], str, str]] = {
 
 
 @contextmanager
-def studied_methods() -> Iterator[None]:
-    """`mixed` and `policy` are methods."""
-    for name, (kind, label, summary) in OFFERED.items():
+def studied_methods(*names: str) -> Iterator[None]:
+    """The named ones are methods."""
+    for name in names:
+        kind, label, summary = OFFERED[name]
         METHODS[name] = Method(
             kind,
             label,
@@ -30,5 +31,5 @@ def studied_methods() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in OFFERED:
+        for name in names:
             METHODS.pop(name, None)

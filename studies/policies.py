@@ -1,7 +1,8 @@
 """The cluster sketch with a policy of training: one layer exact, fixed draws, a budget that changes on the way.
 
-A module knows its layer by its seed, `seed * 1009 + layer`, and counts the calls of training; what it counted is not
-part of a checkpoint. This is for studies.
+A module knows its layer by its seed, `seed * 1009 + layer`, and counts the calls of training. This is for runs of
+`studies.limits` in one go: the count is not part of a checkpoint, a micro-batch counts as a step, and the best weights
+are tested with the last budget.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -13,6 +14,7 @@ from skeinformer.attention.cluster import Cluster, ClusterNoise, ClusterOptions
 from skeinformer.attention.inputs import Inputs
 from skeinformer.attention.queries import Gradient
 from skeinformer.noise import LAYERS, Rand
+from skeinformer.registry import check_count
 from studies.mixed import exact_output
 
 Draws = Literal["fresh", "fixed"]
@@ -44,6 +46,9 @@ class Policy(Attention):
 
     @staticmethod
     def complete(options: PolicyOptions) -> PolicyOptions:
+        for name, least in (("exact_layer", 0), ("later", 1), ("after", 1)):
+            if getattr(options, name) is not None:
+                check_count(name, getattr(options, name), least)
         return options._replace(budget=Cluster.complete(ClusterOptions(options.budget)).budget)
 
     @staticmethod

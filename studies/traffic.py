@@ -36,7 +36,7 @@ def cluster_exchanges(
     d, pilots, p, each = budget, num_pilots, width, batch * heads
     exchange = _of(ranks, each, item)
     asked = clusters.METRIC_QUERIES * p + (queries.METRIC_KEYS * p if from_queries else 0)
-    sample, virtual = clusters.SAMPLED_KEYS * d, queries.num_rows(d)
+    sample, virtual = clusters.SAMPLED_KEYS * d, queries.num_rows(d, d + queries.FEWEST_QUERIES + 1)
     candidates = queries.SAMPLED_QUERIES * virtual
 
     forward = [
@@ -52,7 +52,7 @@ def cluster_exchanges(
         return forward, [exchange("gradients", "sum", gradients), exchange("rows", "sum", rows)]
     return forward, [
         exchange("gradients", "sum", gradients + ranks * (candidates + 1)),
-        exchange("rows", "sum", rows + candidates * p),
+        exchange("rows", "sum", rows + candidates * (p + 1)),
         exchange("queries", "sum", virtual * (2 * p + 2) + p * (p + 1) + p + 2),
         exchange("query sums", "gather", 2 * virtual),
     ]

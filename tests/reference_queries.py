@@ -45,17 +45,17 @@ def gradients(
             dV[j] += P[j] * g
             dK[j] += scale * P[j] * (dot(g, V[j]) - dot(g, o)) * q
         G_sum += g
-        away += sum(float((Q[i] - q).norm()) ** 2 for i in members if i in ranked)
+        away += sum(float(G[i].abs().max()) * float((Q[i] - q).norm()) ** 2 for i in members if i in ranked)
         for i in members:
             C += torch.outer(Q[i] - q, G[i])
             e += (Q[i] - q) * dot(G[i], R[i])
     mean_key = sum(mass[j] * K[j] for j in range(len(K))) / sum(mass)
     sizes = sum(float(G[i].abs().max()) for i in range(len(Q)))
     t = spread * float(C.norm()) / math.sqrt(V.shape[1]) / sizes
-    variance = spread * spread * away / len(ranked) / p
-    b = 1 / (1 + variance / 50)
+    variance = spread * spread * away / sum(float(G[i].abs().max()) for i in ranked) / p
+    f = 1 / (1 + variance / 50)
     for j in range(len(K)):
-        dK[j] = b * (dK[j] + scale / (1 + 25 * t * t) * mass[j] * (C @ V[j] - e))
-        dV[j] = b * dV[j] + (1 - b) * mass[j] * G_sum
+        dK[j] = f * (dK[j] + scale / (1 + 4 * t * t) * mass[j] * (C @ V[j] - e))
+        dV[j] = f * dV[j] + (1 - f) * mass[j] * G_sum
         dV[j] += scale / (2 + 8 * t * t) * mass[j] * ((K[j] - mean_key) @ C)
     return dK, dV

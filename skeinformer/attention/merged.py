@@ -72,7 +72,7 @@ class MergedAttention(Attention):
 
     @staticmethod
     def num_virtual_queries(options: Any) -> int:
-        """How many virtual queries `gradient="queries"` takes."""
+        """How many virtual queries `gradient="queries"` asks for."""
         return int(options.budget)
 
     @classmethod

@@ -8,11 +8,11 @@ are sums over queries. The derivative of a sketched output gives all keys of a c
 what flows through the clusters' weights. So the backward pass sketches the other side: queries are clustered, and each
 cluster c is one exact row, that of the mean query q_c with the summed gradient G_c,
 
-    dV_j = b sum_c P_cj G_c + (1 - b) m_j sum_c G_c + a' s m_j C^T (k_j - k)
-    dK_j = b s sum_c P_cj (G_c . v_j - G_c . O_c) q_c + a s m_j (C v_j - e)
+    dV_j = f sum_c P_cj G_c + (1 - f) m_j sum_c G_c + a' s m_j C^T (k_j - k)
+    dK_j = f s sum_c P_cj (G_c . v_j - G_c . O_c) q_c + a s m_j (C v_j - e)
     C = sum_i (q_i - q_c) G_i^T        e = sum_i (q_i - q_c) delta_i        m_j the mass of key j, k the mean key
 
-where the last terms are what the means miss, to first order. b in [0, 1] says how narrow the clusters are; a and a'
+where the last terms are what the means miss, to first order. f in [0, 1] says how narrow the clusters are; a and a'
 keep the first order out where it is large. Rows are exact, so nothing can blow up; where every query has a cluster of
 its own the gradients are exact. docs/cluster.md derives it.
 """
@@ -47,11 +47,11 @@ def query_rows(
     u: Tensor,  # (b, h, n), uniform numbers of the queries
     asked: Tensor,  # (b, h, k), keys that make the metric
     asked_live: Tensor,  # (b, h, k)
-    size: int,  # d
+    size: int,  # virtual queries that are asked for
     scale: float,
 ) -> QueryRows:
-    """At most `size` virtual queries. Time O(n d p), memory O(n p)."""
-    dtype, d = statistics_dtype(query), min(size, query.shape[-2])
+    """d virtual queries. Time O(n d p), memory O(n p)."""
+    dtype, d = statistics_dtype(query), num_rows(size, query.shape[-2])
     norm = torch.maximum(gradient.amax(-1), -gradient.amin(-1)).to(dtype)  # (b, h, n), no squares
     if left_out is not None:
         norm = norm.scatter(-1, left_out, 0)
@@ -65,7 +65,7 @@ def query_rows(
     points = gather_rows(places, sample.indices)  # (b, h, 4 d, p)
     centers = find_centers(points, sample.live, d, 1, metric)
     assignment = nearest(places, centers, metric)  # (b, h, n)
-    near = Sampled(points, sample.live, assignment.gather(-1, sample.indices))
+    near = Sampled(points, norm.gather(-1, sample.indices), assignment.gather(-1, sample.indices))
     sums = query_sums(query.detach(), gradient, output.detach(), norm.sqrt(), assignment, d, left_out)
     return QueryRows.of(sums, gradient.shape[-1], unit[..., None], spread(keys, asked_live, scale), near)
 
@@ -111,12 +111,12 @@ def virtual_queries(
 
 def estimate_of(size: int) -> Estimate:
     """`virtual_queries` without what is drawn."""
-    return Estimate(query_rows, (), num_rows(size))
+    return Estimate(query_rows, (), size)
 
 
-def num_rows(size: int) -> int:
-    """How many virtual queries there are where `size` are asked for."""
-    return max(int(SHARE * size), FEWEST_QUERIES)
+def num_rows(asked: int, n: int) -> int:
+    """How many virtual queries stand for n queries, where `asked` are asked for. No more than that: each its own."""
+    return n if n <= max(asked, FEWEST_QUERIES) else max(int(SHARE * asked), FEWEST_QUERIES)
 
 
 def fresh_numbers(u: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from skeinformer.kernels.pilots import CACHED
 from skeinformer.kernels.rows import add_rows_, batches, gather_rows, is_one_batch, pieces
 
 PIECE = CACHED // 2  # distances that are worked on at a time
-HEADS = 4  # for each thread, of as many heads: a thread then keeps to its own part of the memory
+HEADS = 4  # heads at a time for each thread, which then keeps to its own part of the memory
+FEWEST_KEYS = 64  # of each head at a time
 LARGE = 1e30  # turns a difference of scores into more than the number of a cluster
 
 
@@ -34,8 +35,9 @@ def first_of_largest(keys: Tensor, direction: Tensor, offset: Tensor) -> Tensor:
     keys, direction, offset = keys.reshape(-1, n, width), direction.reshape(-1, d, width), offset.reshape(-1, d, 1)
     last = torch.arange(d - 1, -1, -1, dtype=keys.dtype)[:, None]  # (d, 1): counted from the end, the first is largest
     found = keys.new_empty(len(keys), n)
-    count = min(HEADS * torch.get_num_threads(), len(keys))  # heads at a time
-    step = min(max(PIECE // (d * count), 64), n)  # keys of each at a time
+    most = max(PIECE // (d * FEWEST_KEYS), 1)
+    count = min(HEADS * torch.get_num_threads(), most, len(keys))  # heads at a time
+    step = min(max(PIECE // (d * count), FEWEST_KEYS), n)  # keys of each at a time
     count = min(max(PIECE // (d * step), count), len(keys))
     held = keys.new_empty(count * d * step)  # one piece of memory: a fresh one costs more than a sum
     for i in range(0, len(keys), count):

@@ -13,6 +13,9 @@ from skeinformer.kernels.pilots import CACHED
 from skeinformer.kernels.ranges import narrow
 from skeinformer.kernels.rows import add_rows_, batches, gather_rows, pieces
 
+WIDE = 50  # the variance of scores within clusters at which their rows are believed by half
+LARGE = 4  # a first-order term of half the size of the gradients is believed by half
+
 
 class QuerySums(NamedTuple):
     """With r_i the weight of query i and delta_i = G_i . O_i; sums are over the queries of each cluster."""
@@ -28,29 +31,29 @@ class Sampled(NamedTuple):
     """Some of the queries, drawn by the size of their gradients."""
 
     points: Tensor  # (b, h, k, p)
-    live: Tensor  # (b, h, k)
+    weight: Tensor  # (b, h, k), |G_i|; 0 for an empty slot
     assignment: Tensor  # (b, h, k), their clusters
 
     def distance(self, mean: Tensor) -> Tensor:
-        """The root of the mean square of |q_i - q_c|: (b, h, d, p) -> (b, h, 1, 1)."""
-        weight = self.live[..., None].to(mean.dtype)
-        away = (self.points - gather_rows(mean, self.assignment)) * weight  # (b, h, k, p)
+        """The root of the weighted mean of |q_i - q_c|^2: (b, h, d, p) -> (b, h, 1, 1)."""
+        weight = self.weight[..., None]
+        away = (self.points - gather_rows(mean, self.assignment)).where(weight > 0, 0)  # (b, h, k, p)
         unit = away.abs().amax((-2, -1), keepdim=True)
         unit = unit.where(unit > 0, 1)  # squares stay in range
-        count = weight.sum(-2, keepdim=True).clamp(min=1)
-        return unit * ((away / unit).square().sum((-2, -1), keepdim=True) / count).sqrt()
+        total = weight.sum(-2, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+        return unit * (((away / unit).square() * weight).sum((-2, -1), keepdim=True) / total).sqrt()
 
 
 class QueryRows(NamedTuple):
     """What stands for all queries in the gradients of keys and values: a few exact rows, and what their means miss."""
 
     queries: Tensor  # (b, h, d, p), q_c
-    gradient: Tensor  # (b, h, d, p_v), b G_c
+    gradient: Tensor  # (b, h, d, p_v), f G_c
     C: Tensor  # (b, h, p, p_v), sum_i (q_i - q_c) G_i^T
     e: Tensor  # (b, h, p, 1), sum_i (q_i - q_c) delta_i
-    of_keys: Tensor  # (b, h, 1, 1), how much of what is missed keys get
-    of_values: Tensor  # (b, h, 1, 1), how much values get
-    rest: Tensor  # (b, h, 1, p_v), (1 - b) sum_c G_c
+    keys_part: Tensor  # (b, h, 1, 1), a: how much of what is missed keys get
+    values_part: Tensor  # (b, h, 1, 1), a': how much values get
+    rest: Tensor  # (b, h, 1, p_v), (1 - f) sum_c G_c
 
     @staticmethod
     def of(sums: QuerySums, p_v: int, unit: Tensor, spread: Tensor, near: Sampled) -> "QueryRows":
@@ -59,19 +62,21 @@ class QueryRows(NamedTuple):
         unit: (b, h, 1, 1), the size of a gradient whose r is 1. spread: (b, h, 1, 1), how far scores of keys are apart
         for a query of length 1.
 
-        Rows are believed as far as clusters are narrow: with u^2 the variance of the scores within them, were all
-        directions alike, b = 1 / (1 + u^2 / 50). The rest of the gradients goes to the mean row. With
-        t = spread |C| / sum_i |G_i|, the size of what is missed in that of the gradients, keys get b / (1 + 25 t^2) of
-        it and values 1 / (2 + 8 t^2): a small term is right, a large one is not believed.
+        Rows are believed as far as clusters are narrow: with y^2 the variance of the scores within them, were all
+        directions alike, f = 1 / (1 + y^2 / WIDE). The rest of the gradients goes to the mean row. With
+        t = spread |C| / sum_i |G_i|, the size of what is missed in that of the gradients, keys get f / (1 + LARGE t^2)
+        of it, and values half of 1 / (1 + LARGE t^2): a small term is right, a large one is not believed.
         """
         mean = sums.queries / sums.weight.clamp(min=torch.finfo(sums.weight.dtype).tiny)  # (b, h, d, p)
         missed = sums.product - mean.mT @ sums.gradient  # (b, h, p, p_v + 1)
         G, C, e = sums.gradient[..., :p_v], missed[..., :p_v], missed[..., p_v:]
+        variance = (spread * near.distance(mean)).square() / mean.shape[-1]  # (b, h, 1, 1)
+        believed = 1 / (1 + variance / WIDE)
         size = (C / unit).square().sum((-2, -1), keepdim=True).div(p_v).sqrt()
         t = spread * size / sums.total.clamp(min=torch.finfo(size.dtype).tiny)
-        b = 1 / (1 + (spread * near.distance(mean)).square() / (50 * mean.shape[-1]))
-        rest = (1 - b) * G.sum(-2, keepdim=True)
-        return QueryRows(mean, b * G, C, e, b / (1 + 25 * t.square()), 1 / (2 + 8 * t.square()), rest)
+        part = 1 / (1 + LARGE * t.square())
+        rest = (1 - believed) * G.sum(-2, keepdim=True)
+        return QueryRows(mean, believed * G, C, e, believed * part, part / 2, rest)
 
     def where_not(self, full: Tensor | None) -> "QueryRows":
         """Rows that give nothing where `full`, (b, 1, 1, 1)."""
@@ -93,9 +98,9 @@ class QueryRows(NamedTuple):
     ) -> None:
         """What the means miss, to first order, and the mean row's part, m_j the mass of key j:
 
-        dK_j += a_K s m_j (C v_j - e)            dV_j += m_j (a_V s C^T (k_j - mean key) + (1 - b) sum_c G_c)
+        dK_j += a s m_j (C v_j - e)            dV_j += m_j (a' s C^T (k_j - mean key) + (1 - f) sum_c G_c)
         """
-        along, across = scale * self.of_keys, scale * self.of_values * self.C
+        along, across = scale * self.keys_part, scale * self.values_part * self.C
         add_weighted_product_(totals[0], value, along * self.C.mT, along * self.e.mT, mass)
         add_weighted_product_(totals[1], key, across, mean @ across - self.rest, mass)
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from skeinformer import build
 from skeinformer import cluster_attention as any_cluster_attention
 from skeinformer import skein_attention as any_skein_attention
+from skeinformer.attention import queries
 from skeinformer.attention.queries import SAMPLED_QUERIES, fresh_numbers, query_rows
 from skeinformer.kernels.choice import plain_forms
 from skeinformer.lab.measure.memory import peak_memory
@@ -48,10 +49,12 @@ def relative(found: Tensor, truth: Tensor) -> float:
 
 @pytest.mark.parametrize("n", [9, 40])
 @pytest.mark.parametrize("width", [4, 6])
-def test_is_the_transcription(n: int, width: int) -> None:
+def test_is_the_transcription(n: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "num_rows", min)  # as few virtual queries as are asked for
     q, k, v = (x.detach() for x in tensors(1, 2, n, 30, p_v=width, peak=2))
     G = torch.randn(1, 2, n, width, generator=generator(1), dtype=torch.float64)
     G[:, :, 3] = 0
+    G[:, :, 4:7] *= 0.01
     output = torch.randn(1, 2, n, width, generator=generator(2), dtype=torch.float64)
     u = torch.rand(1, 2, n, generator=generator(3), dtype=torch.float64)
     asked = torch.arange(16).expand(1, 2, 16)
@@ -131,19 +134,39 @@ def test_keys_get_nearly_the_gradient_of_exact_attention(kind: str) -> None:
 
 
 @pytest.mark.parametrize("peak", [4, 6, 12])
-def test_peaked_attention_gets_no_worse_than_the_derivative_of_the_output(peak: float) -> None:
-    """Where clusters are wide, rows of their means are not believed: dK once erred by 1.2 to 3.2 here."""
+def test_rows_of_wide_clusters_are_not_believed(peak: float) -> None:
+    """On peaked attention dK once erred by 1.2 to 3.2, worse than no gradient. Means over four draws."""
     q, k, v = tensors(1, 2, 600, p=8, p_v=8, dtype=torch.float32)
     q = (peak * q.detach()).requires_grad_()
     G = (q.detach() / 2).tanh() + 0.1 * torch.randn(q.shape, generator=generator(1))
     truth = exact_gradients(q, k, v, G)
     errors = {}
     for gradient in ("queries", "keys"):
-        output = cluster_attention(q, k, v, gradient=gradient, generator=generator(0))
-        found = torch.autograd.grad(output, (k, v), G)
-        errors[gradient] = [relative(x, y) for x, y in zip(found, truth[1:], strict=True)]
-    assert errors["queries"][0] < min(1.02, errors["keys"][0] + 0.05)
+        outputs = [cluster_attention(q, k, v, gradient=gradient, generator=generator(seed)) for seed in range(4)]
+        found = [torch.autograd.grad(output, (k, v), G) for output in outputs]
+        errors[gradient] = [sum(relative(x[i], truth[i + 1]) for x in found) / len(found) for i in range(2)]
+    assert errors["queries"][0] < 1.1
+    assert errors["queries"][0] < errors["keys"][0] + 0.1
     assert errors["queries"][1] < errors["keys"][1]
+
+
+def test_queries_with_faint_gradients_do_not_widen_the_clusters_of_others() -> None:
+    """Fifteen queries have gradients, the others next to none: dK once erred by 0.26, as if clusters were wide."""
+    q, k, v = tensors(1, 2, 60, p=8, p_v=8, dtype=torch.float32)
+    q = (6 * q.detach()).requires_grad_()
+    G = torch.randn(q.shape, generator=generator(1))
+    G[:, :, 15:] *= 1e-6
+    output = cluster_attention(q, k, v, budget=16, num_pilots=1, generator=generator(0))
+    d_key = torch.autograd.grad(output, k, G)[0]
+    assert relative(d_key, exact_gradients(q, k, v, G)[1]) < 0.05
+
+
+def test_as_many_queries_as_are_asked_for_have_virtual_queries_of_their_own() -> None:
+    q, k, v = tensors(1, 2, 64, 150, p=8, p_v=8)
+    G = torch.randn(q.shape, generator=generator(1), dtype=torch.float64)
+    output = cluster_attention(q, k, v, budget=64, num_pilots=1, generator=generator(0))
+    d_key = torch.autograd.grad(output, k, G)[0]
+    assert relative(d_key, exact_gradients(q, k, v, G)[1]) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -13,7 +13,7 @@ N, D = 60, 6
 
 
 def module(layer: int = 0, **options: object) -> torch.nn.Module:
-    with studied_methods():
+    with studied_methods("policy"):
         return build("policy", head_dim=4, seed=2 * LAYERS + layer, **{"budget": D, **options})
 
 

@@ -132,14 +132,14 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     candidates = None
     if offer is not None:
         candidates = choose_rows(sums[0], offer.own, group.rank)
-        parts.append(rows_here(query, candidates).to(dtype))
+        parts += [rows_here(query, candidates).to(dtype), rows_here(offer.norm[..., None], candidates)]
     if parts:
         parts = sum_over(group, "rows", *parts)
     if chosen is not None:
         d_query = add_rows_(d_query, chosen.row, parts[0].where(chosen.mine[..., None], 0))
 
     if estimate is not None and offer is not None and candidates is not None:
-        told = (parts[-1], sums[1].amax(0), query, VirtualKeys(key, value, log_weight), output, of_others)
+        told = (parts[-2], parts[-1], sums[1].amax(0), query, VirtualKeys(key, value, log_weight), output, of_others)
         e_key, e_value = shared_query_gradients(estimate, offer, candidates, *told, full, scale, group)
         d_key, d_value = d_key + e_key, d_value + e_value
     if estimate is None or full is not None:

@@ -50,7 +50,7 @@ class SharedQueries(NamedTuple):
     @staticmethod
     def of(u: Tensor, keys: Tensor, live: Tensor, mass: Tensor, size: int, n: int, scale: float) -> "SharedQueries":
         """For virtual queries among the n of all ranks; size: how many are asked for; keys: those of the metric."""
-        d = min(num_rows(size), n)
+        d = num_rows(size, n)
         apart = spread(keys, live, scale)
         return SharedQueries(fresh_numbers(u), query_metric(keys, live), mass, apart, d, min(SAMPLED_QUERIES * d, n))
 
@@ -77,6 +77,7 @@ def shared_query_gradients(
     offer: Offer,
     chosen: Chosen,
     points: Tensor,  # (b, h, k, p), the chosen queries of all ranks
+    sizes: Tensor,  # (b, h, k, 1), |G_i| of these, without squares
     unit: Tensor,  # (b, h), the largest gradient of all ranks
     query: Tensor,
     source: VirtualKeys,
@@ -92,11 +93,11 @@ def shared_query_gradients(
     norm = offer.norm / unit  # (b, h, n)
     centers = find_centers(points, chosen.live, d, 1, drawn.metric)
     assignment = nearest(query.to(dtype), centers, drawn.metric)  # (b, h, n)
-    near = Sampled(points, chosen.live, nearest(points, centers, drawn.metric))
+    near = Sampled(points, sizes[..., 0] / unit, nearest(points, centers, drawn.metric))
     mass, keys = drawn.mass, source.keys.to(drawn.mass.dtype)
-    of_keys = weighted_row(keys, mass), mass.sum(-1)[..., None, None]  # (b, h, 1, p), (b, h, 1, 1)
+    key_sums = weighted_row(keys, mass), mass.sum(-1)[..., None, None]  # (b, h, 1, p), (b, h, 1, 1)
     here = query_sums(query, gradient, output, norm.sqrt(), assignment, d)
-    *every_sum, key_sum, total = sum_over(group, "queries", *here, *of_keys)
+    *every_sum, key_sum, total = sum_over(group, "queries", *here, *key_sums)
     found = QueryRows.of(QuerySums(*every_sum), p_v, unit[..., None], drawn.spread, near).where_not(full)
     mean, G = found.queries, found.gradient
     # the exact rows of q_c over all keys, of which only lse and G_c . O_c cross ranks
