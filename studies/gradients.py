@@ -64,7 +64,7 @@ class Gradients:
     reviews: int = 4
     """Reviews in the batch."""
     peaks: tuple[float, ...] = (3.0, 6.0)
-    """What the queries of the real gradients are multiplied by, for peaked attention."""
+    """Factors of the queries of the real gradients, for peaked attention."""
     synthetic_length: int = 4096
     """Tokens of the synthetic inputs."""
     seed: int = 0
