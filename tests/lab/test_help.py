@@ -11,6 +11,7 @@ import pytest
 
 from skeinformer.lab import cli
 from skeinformer.lab.helptext import parse
+from skeinformer.lab.training.options import Lra
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "skeinformer" / "lab"
@@ -118,6 +119,10 @@ def test_defaults_are_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     read = parse(Example, "show", ["--quick", "False", "--no-checks", "--count", "2"])
     assert read == Example(count=2, quick=False, checks=False)
+
+
+def test_no_baseline_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--no-baseline Leave out the model that sees only how often each token occurs" in shown(Lra, "lra", capsys)
 
 
 def test_a_long_usage_is_broken_between_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of the Long Range Arena: loss against training time, a panel for each recipe and task."""
+"""Pictures of the Long Range Arena: loss against processor time of training, a panel for each recipe and task."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,10 @@ from skeinformer.lab.report.published import TASKS
 
 
 def loss_panels(records: Iterable[Record]) -> list[Panel]:
-    """Validation loss of each run, and its training loss thin, against seconds of training; runs without overrides."""
+    """Validation loss of each run, and its training loss thin, against seconds of training; runs without overrides.
+
+    Of processors: other work on the machine changes wall time several times over.
+    """
     checks = [check for check in of_kind(records, "lra_check") if not check.get("overrides")]
     panels = []
     for recipe in recipes(checks):
@@ -18,7 +21,7 @@ def loss_panels(records: Iterable[Record]) -> list[Panel]:
             mine = [check for check in checks if of_recipe(check, recipe) and check.get("task") == task]
             if series := _series(mine):
                 data = {"recipe": recipe, "task": task}
-                panels.append(Panel(f"recipe {recipe}: {name}", "training time, s", "loss", series, data))
+                panels.append(Panel(f"recipe {recipe}: {name}", "processor time of training, s", "loss", series, data))
     return panels
 
 
@@ -41,6 +44,6 @@ def _line(name: str, points: Sequence[tuple[float, float]]) -> Series:
 
 
 def _points(run: Sequence[Record], field: str) -> list[tuple[float, float]]:
-    """Seconds and loss, where a logarithmic axis can show both."""
-    points = [(real(check, "seconds") or 0.0, real(check, field) or 0.0) for check in run]
+    """Seconds of processors and loss, where a logarithmic axis can show both."""
+    points = [(real(check, "cpu_seconds") or 0.0, real(check, field) or 0.0) for check in run]
     return [(seconds, loss) for seconds, loss in points if seconds > 0 and loss > 0]

@@ -93,7 +93,8 @@ def check_records(spec: str, task: str, seed: int = 0, *, recipe: str = "cpu", c
             "loss": 0.7 / (1 + 0.1 * i),
             "valid_loss": 0.7 / (1 + 0.05 * i) + 0.01 * slow,
             "valid_accuracy": 0.5 + 0.01 * i,
-            "seconds": 30.0 * i * slow,
+            "seconds": 90.0 * i * slow,
+            "cpu_seconds": 30.0 * i * slow,
         }
         for i in range(1, checks + 1)
     ]

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from skeinformer.lab.files import lock_folder, seal, unseal
 from skeinformer.lab.lra.listops import ListOpsSettings, generate
 from skeinformer.lab.lra.store import SPLITS, TASKS, write_store
 from skeinformer.lab.records import Record, read
-from skeinformer.lab.training import checkpoint
+from skeinformer.lab.training import checkpoint, loop
 from skeinformer.lab.training.job import Job, method_of
 from skeinformer.lab.training.loop import train
 from skeinformer.lab.training.model import Classifier
 from skeinformer.lab.training.observer import Observer
 from skeinformer.lab.training.recipes import RECIPES, recipe
+from skeinformer.lab.training.spent import Spent
 from studies.soak_kills import without_times
 from tests.distributed.pool import Pool
 from tests.lab.training.tiny import tiny_recipe, write_tiny
@@ -69,6 +71,19 @@ def test_a_task_is_learned_that_a_bag_cannot(stores: dict[str, Path], tmp_path: 
     bag, ours = (float(str(accuracy[name])) for name in ("bag_of_tokens", "skeinformer"))
     assert ours > 0.9
     assert bag < ours - 0.15
+
+
+def test_compilation_is_apart_and_processor_time_is_that_of_all_processes(
+    stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "spent", lambda *, compiled: nullcontext(Spent(2.0, 3.0, 50.0)))
+    monkeypatch.setattr(loop.Run, "sum_of", lambda run, value: 4 * value)  # four processes that take as long
+    result = train(job(stores["text"], tmp_path, steps=4, check_every=2))
+    checks = [record for record in read(tmp_path / "records.jsonl") if record["kind"] == "lra_check"]
+    for record, blocks in ((checks[0], 1), (checks[1], 2), (result, 2)):
+        assert [record[name] for name in ("seconds", "cpu_seconds", "compile_seconds")] == [
+            blocks * seconds for seconds in (2.0, 12.0, 50.0)
+        ]
 
 
 def test_what_a_run_writes(stores: dict[str, Path], tmp_path: Path) -> None:
