@@ -64,6 +64,8 @@ class Limits:
     """The folder of the runs and their records.jsonl."""
     threads: int | None = 1
     """Threads of torch."""
+    against: str = EXACT
+    """The arm that the others are compared with, at the same d where it has one."""
     page: Path | None = None
     """A page whose tables, between the marks `limits` and `end`, are written anew, such as docs/training.md."""
 
@@ -94,10 +96,12 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
             files.append(train_arms(options))
     if not files:
         raise ValueError("there is nothing to show; give --records, or --arms and --data to train")
-    found = differences(record for path in files for record in read(path))
+    found = differences((record for path in files for record in read(path)), options.against)
     for title, arms in found.items():
-        print_whole(console, plain_table(HEAD, rows_of(arms), title=title))
+        print_whole(console, plain_table(HEAD, rows_of(arms, options.against), title=title))
     if options.page is not None:
+        if options.against != EXACT:
+            raise ValueError("--page shows differences to exact attention; leave out --against")
         tables = [f"{title[0].upper()}{title[1:]}:\n\n{markdown(HEAD, rows_of(arms))}" for title, arms in found.items()]
         write_whole(filled(options.page.read_text(), {"limits": "\n\n".join(tables)}), options.page)
 
@@ -146,8 +150,8 @@ def train_arms(options: Limits) -> Path:
     return records
 
 
-def differences(records: Iterable[Record]) -> dict[str, dict[tuple[str, int | None], Difference]]:
-    """By study and arm, for all that was run with exact attention too."""
+def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, dict[tuple[str, int | None], Difference]]:
+    """By study and arm, for all that was run with the arm `against` too."""
     found: dict[str, dict[tuple[str, int | None], dict[int, RunOutcome]]] = defaultdict(lambda: defaultdict(dict))
     checks: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)  # of `skein lra`: a run's losses by step
     for record in records:
@@ -175,7 +179,7 @@ def differences(records: Iterable[Record]) -> dict[str, dict[tuple[str, int | No
             continue
         budget = None if arm == EXACT else budget
         found[title][arm, budget][int(record["seed"])] = RunOutcome(float(loss), float(accuracy))  # type: ignore[arg-type,index]
-    return {title: paired(arms) for title, arms in found.items()}
+    return {title: paired(arms, against) for title, arms in found.items()}
 
 
 def is_arm(record: Record) -> bool:
@@ -194,18 +198,20 @@ def arm_of(record: Record) -> str:
     return f"{record['method']}:{options}" if options else str(record["method"])
 
 
-def paired(arms: dict[tuple[str, int | None], dict[int, RunOutcome]]) -> dict[tuple[str, int | None], Difference]:
-    """Every arm less exact attention, over the seeds that both have."""
-    exact = arms.get((EXACT, None), {})
+def paired(
+    arms: dict[tuple[str, int | None], dict[int, RunOutcome]], against: str
+) -> dict[tuple[str, int | None], Difference]:
+    """Every arm less the one `against`, of the same d or without one, over the seeds that both have."""
     result = {}
     for arm, runs in arms.items():
-        seeds = sorted(runs.keys() & exact.keys())
+        other = arms.get((against, None)) or arms.get((against, arm[1]), {})
+        seeds = sorted(runs.keys() & other.keys())
         if not seeds:
             continue
-        loss = [runs[seed].loss - exact[seed].loss for seed in seeds]
-        accuracy = [runs[seed].accuracy - exact[seed].accuracy for seed in seeds]
-        if arm == (EXACT, None):  # the values themselves
-            loss, accuracy = [exact[seed].loss for seed in seeds], [exact[seed].accuracy for seed in seeds]
+        loss = [runs[seed].loss - other[seed].loss for seed in seeds]
+        accuracy = [runs[seed].accuracy - other[seed].accuracy for seed in seeds]
+        if arm[0] == against:  # the values themselves
+            loss, accuracy = [runs[seed].loss for seed in seeds], [runs[seed].accuracy for seed in seeds]
         result[arm] = Difference(len(seeds), mean(loss), half_width(loss), mean(accuracy), half_width(accuracy))
     return result
 
@@ -218,12 +224,12 @@ def half_width(values: Sequence[float]) -> float | None:
     return (high - low) / 2
 
 
-def rows_of(arms: dict[tuple[str, int | None], Difference]) -> list[tuple[str, ...]]:
-    """A row for each arm: exact attention's own values, the others' differences to them."""
+def rows_of(arms: dict[tuple[str, int | None], Difference], against: str = EXACT) -> list[tuple[str, ...]]:
+    """A row for each arm: the own values of the arm `against`, the others' differences to them."""
     rows: list[tuple[str, ...]] = []
-    ordered = sorted(arms.items(), key=lambda item: (item[0][0] != EXACT, item[0][0], item[0][1] or 0))
+    ordered = sorted(arms.items(), key=lambda item: (item[0][0] != against, item[0][0], item[0][1] or 0))
     for (arm, budget), (seeds, loss, loss_half, accuracy, accuracy_half) in ordered:
-        sign = "" if arm == EXACT else "+"
+        sign = "" if arm == against else "+"
         rows.append(
             (
                 arm,

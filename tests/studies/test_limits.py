@@ -37,6 +37,22 @@ def test_differences_are_paired_by_seed() -> None:
     assert table["softmax", None].loss == pytest.approx(3)
 
 
+def test_another_arm_is_compared_with_at_the_same_budget() -> None:
+    records: list[Record] = [
+        {"kind": "limits", "task": "text", "arm": arm, "d": d, "seed": 0, "steps": 2, "accuracy": accuracy}
+        | {"second_half_loss": 1.0}
+        for arm, d, accuracy in (("cluster", 16, 0.5), ("cluster", 64, 0.625), ("other", 16, 0.75), ("other", 64, 0.75))
+    ]
+    (table,) = differences(records, "cluster").values()
+    assert {arm: found.accuracy for arm, found in table.items()} == {
+        ("cluster", 16): 0.5,
+        ("cluster", 64): 0.625,
+        ("other", 16): 0.25,
+        ("other", 64): 0.125,
+    }
+    assert differences(records)["text from scratch, 2 steps"] == {}  # exact attention was not run
+
+
 def test_runs_of_the_long_range_arena_are_arms() -> None:
     """Those by the recipe itself; their loss comes from their checks."""
     records: list[Record] = []
