@@ -51,7 +51,8 @@ def query_rows(
     scale: float,
 ) -> QueryRows:
     """d virtual queries. Time O(n d p), memory O(n p)."""
-    dtype, d = statistics_dtype(query), num_rows(size, query.shape[-2])
+    others = query.shape[-2] - (0 if left_out is None else left_out.shape[-1])
+    dtype, d = statistics_dtype(query), num_rows(size, others)
     norm = torch.maximum(gradient.amax(-1), -gradient.amin(-1)).to(dtype)  # (b, h, n), no squares
     if left_out is not None:
         norm = norm.scatter(-1, left_out, 0)
@@ -116,7 +117,7 @@ def estimate_of(size: int) -> Estimate:
 
 def num_rows(asked: int, n: int) -> int:
     """How many virtual queries stand for n queries, where `asked` are asked for. No more than that: each its own."""
-    return n if n <= max(asked, FEWEST_QUERIES) else max(int(SHARE * asked), FEWEST_QUERIES)
+    return max(n, 1) if n <= max(asked, FEWEST_QUERIES) else max(int(SHARE * asked), FEWEST_QUERIES)
 
 
 def fresh_numbers(u: Tensor) -> Tensor:

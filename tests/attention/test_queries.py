@@ -161,10 +161,12 @@ def test_queries_with_faint_gradients_do_not_widen_the_clusters_of_others() -> N
     assert relative(d_key, exact_gradients(q, k, v, G)[1]) < 0.05
 
 
-def test_as_many_queries_as_are_asked_for_have_virtual_queries_of_their_own() -> None:
+@pytest.mark.parametrize("num_pilots", [1, 8, 20])
+def test_as_many_queries_as_are_asked_for_have_virtual_queries_of_their_own(num_pilots: int) -> None:
+    """Beside the pilots, whose gradients are exact already, whether the others are gathered or not."""
     q, k, v = tensors(1, 2, 64, 150, p=8, p_v=8)
     G = torch.randn(q.shape, generator=generator(1), dtype=torch.float64)
-    output = cluster_attention(q, k, v, budget=64, num_pilots=1, generator=generator(0))
+    output = cluster_attention(q, k, v, budget=64 - num_pilots, num_pilots=num_pilots, generator=generator(0))
     d_key = torch.autograd.grad(output, k, G)[0]
     assert relative(d_key, exact_gradients(q, k, v, G)[1]) < 1e-6
 

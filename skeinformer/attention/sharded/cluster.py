@@ -70,7 +70,8 @@ def sharded_cluster_sketch(
         estimate = None
         if asked_keys is not None:
             live, mass = found.others[1].live, clusters.merge.weight
-            estimate = SharedQueries.of(of_queries, asked_keys, live, mass, d, shares.n, scale)
+            others = shares.n - pilots.queries.shape[-2]
+            estimate = SharedQueries.of(of_queries, asked_keys, live, mass, d, others, scale)
     merged = SharedMerge(
         clusters.merge,
         Virtual(clusters.virtual.keys, clusters.virtual.values, clusters.slope),

@@ -49,7 +49,7 @@ class SharedQueries(NamedTuple):
 
     @staticmethod
     def of(u: Tensor, keys: Tensor, live: Tensor, mass: Tensor, size: int, n: int, scale: float) -> "SharedQueries":
-        """For virtual queries among the n of all ranks; size: how many are asked for; keys: those of the metric."""
+        """For virtual queries among n of all ranks; size: how many are asked for; keys: those of the metric."""
         d = num_rows(size, n)
         apart = spread(keys, live, scale)
         return SharedQueries(fresh_numbers(u), query_metric(keys, live), mass, apart, d, min(SAMPLED_QUERIES * d, n))

@@ -77,7 +77,8 @@ def sharded_algorithm_1(
         merge, virtual, output, asked = find_columns(source, columns, total(real), found, with_rest, shares)
         if asked is not None and found is not None:
             mass, live = column_mass(found.pilots, source, scale), found.others[0].live
-            estimate = SharedQueries.of(of_queries, asked, live, mass, options.pilots, shares.n, scale)
+            others = shares.n - (found.pilots.queries.shape[-2] if options.reuse_pilots else 0)
+            estimate = SharedQueries.of(of_queries, asked, live, mass, options.pilots, others, scale)
             few = found.keys <= budget  # (b, 1, 1)
             full = None if known(~few) else few[..., None]
     pilots = chosen = None
