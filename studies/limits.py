@@ -49,7 +49,7 @@ class Limits:
     """Train with exact parts put into a sketch, and print the differences to exact attention, paired by seed."""
 
     records: tuple[Path, ...] = ()
-    """Records of studies.finetune, of `skein lra`, and of earlier calls."""
+    """Records of studies.finetune, of `skein lra`, and of earlier calls. What they hold is not trained again."""
     arms: tuple[str, ...] = ()
     """Methods to train from scratch, with options: softmax, cluster, mixed:output=exact. Default: train nothing."""
     data: Path | None = None
@@ -93,7 +93,8 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
     files = list(options.records)
     if options.arms:
         with studied_methods("mixed", "policy"):
-            files.append(train_arms(options))
+            trained = train_arms(options)
+        files += [trained] if trained.is_file() else []
     if not files:
         raise ValueError("there is nothing to show; give --records, or --arms and --data to train")
     found = differences((record for path in files for record in read(path)), options.against)
@@ -112,7 +113,8 @@ def train_arms(options: Limits) -> Path:
         raise ValueError("--arms needs --data, a store of `skein data`")
     task = str(open_store(options.data).meta.task)
     records = options.out / "records.jsonl"
-    done = Ledger(KEYS, read_known(records))
+    known = [record for path in options.records for record in read(path) if record.get("kind") == "limits"]
+    done = Ledger(KEYS, [*known, *read_known(records)])
     for seed in options.seeds:
         for arm in options.arms:
             for budget in options.budgets if parse(arm).method != EXACT else (None,):

@@ -1,5 +1,6 @@
 """What limits training: arms are trained once, and differences are paired by seed."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -108,6 +109,16 @@ def test_another_task_or_number_of_steps_is_another_run(tmp_path: Path) -> None:
         run_limits(options, Console(file=StringIO(), width=120))
     found = [(record["task"], record["steps"]) for record in read(tmp_path / "runs" / "records.jsonl")]
     assert found == [("text", 2), ("image", 2), ("image", 3)]
+
+
+def test_what_given_records_hold_is_not_trained_again(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "text", "text")
+    options = Limits(arms=("softmax",), data=tmp_path / "text", seeds=(0,), steps=2, out=tmp_path / "first")
+    run_limits(options, Console(file=StringIO(), width=120))
+    known, shown = tmp_path / "first" / "records.jsonl", StringIO()
+    run_limits(replace(options, records=(known,), out=tmp_path / "second"), Console(file=shown, width=120))
+    assert not (tmp_path / "second").exists()
+    assert "softmax" in shown.getvalue()
 
 
 def test_nothing_to_show_is_an_error() -> None:
