@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from rich.console import Console
@@ -57,6 +57,7 @@ KEYS = (
     "options",
     "budget",
     "threads",
+    "autocast",
 )
 SHORTEST_TOKEN = 3  # characters: a shorter text is not worth tokenizing
 WARMUP = 0.1  # the share of the steps in which the learning rate grows
@@ -90,6 +91,8 @@ class Finetune:
     """Seeds of the order of the reviews, the head's start, dropout and the sketches' draws."""
     rounds: int = 5
     """Rounds in which a step is timed with each method in turn."""
+    autocast: Literal["bfloat16"] | None = None
+    """Precision of matrix products by torch.autocast, in training and test. Default: float32 throughout."""
     model: str | None = None
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     threads: int | None = None
@@ -120,8 +123,9 @@ class ReviewData(NamedTuple):
 class Classifier(nn.Module):
     """The model, the mean over the real tokens of its last hidden states, and a linear head."""
 
-    def __init__(self, pretrained: Pretrained, case: Case, n: int) -> None:
+    def __init__(self, pretrained: Pretrained, case: Case, n: int, autocast: str | None = None) -> None:
         super().__init__()
+        self.autocast = autocast
         self.model: Any = copy.deepcopy(pretrained.model).requires_grad_(True)
         for layer in range(int(self.model.config.num_hidden_layers)):
             self_attention(self.model, layer).dropout.p = 0.0
@@ -131,8 +135,9 @@ class Classifier(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """(b, n) -> (b, 2)."""
-        states = self.model(input_ids=tokens, attention_mask=mask, position_ids=self.positions, **self.options)
-        logits: Tensor = self.head(masked_mean(states.last_hidden_state, mask))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast is not None):
+            states = self.model(input_ids=tokens, attention_mask=mask, position_ids=self.positions, **self.options)
+        logits: Tensor = self.head(masked_mean(states.last_hidden_state.float(), mask))
         return logits
 
 
@@ -140,7 +145,7 @@ def run_finetune(options: Finetune, console: Console | None = None) -> Path:
     """Measure what is missing in the records file, print a table, and return the path of the file."""
     console = console or Console(highlight=False)
     use_threads(options.threads)
-    with studied_methods("mixed"), progress(console) as begin:
+    with studied_methods("mixed", "policy"), progress(console) as begin:
         cases = make_cases(options)
         known = read_known(options.records)
         on_step = begin("")
@@ -245,14 +250,15 @@ def finetune_records(
     for seed, case in left:
         place = f"{case}, seed {seed}"
         classifier, history, spent = train(options, pretrained, data.train, case, seed, work, place)
-        right = test(options, classifier, data.test, work, place)
+        accuracy, test_loss = test(options, classifier, data.test, work, place)
         last = history[-max(1, len(history) // 10) :]
         yield {
             "kind": "finetune",
             **common,
             "seed": seed,
             **case.fields,
-            "test_accuracy": right / options.test_examples,
+            "test_accuracy": accuracy,
+            "test_loss": test_loss,
             "majority": float(data.test.labels.double().mean().sub(0.5).abs() + 0.5),
             "train_examples": len(data.train.labels),
             "mean_tokens": float(data.train.mask.sum(1).double().mean()),
@@ -293,7 +299,7 @@ def start_training(
 ) -> tuple[Classifier, Callable[[Reviews], float]]:
     """The classifier at its start, and a step of training that returns the loss."""
     torch.manual_seed(seed)
-    classifier = Classifier(pretrained, case, options.length)
+    classifier = Classifier(pretrained, case, options.length, options.autocast)
     groups = [
         {"params": classifier.model.parameters(), "lr": options.learning_rate},
         {"params": classifier.head.parameters(), "lr": HEAD_RATE * options.learning_rate},
@@ -337,16 +343,18 @@ def train(
     return classifier, history, spent
 
 
-def test(options: Finetune, classifier: Classifier, reviews: Reviews, work: Work, place: str) -> int:
-    """How many of the reviews are classified rightly."""
+def test(options: Finetune, classifier: Classifier, reviews: Reviews, work: Work, place: str) -> tuple[float, float]:
+    """The share of the reviews that are classified rightly, and the mean loss."""
     classifier.eval()
-    right = 0
+    right, loss = 0, 0.0
     for index in torch.split(torch.arange(len(reviews.labels)), options.batch):
         work.step(f"test, {place}: review {int(index[0]) + 1} of {len(reviews.labels)}", len(index))
         batch = reviews.take(index)
         with torch.no_grad():
-            right += int((classifier(batch.tokens, batch.mask).argmax(-1) == batch.labels).sum())
-    return right
+            logits = classifier(batch.tokens, batch.mask)
+        right += int((logits.argmax(-1) == batch.labels).sum())
+        loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
+    return right / len(reviews.labels), loss / len(reviews.labels)
 
 
 def second_half(losses: Sequence[float]) -> float:
@@ -367,6 +375,7 @@ def common_fields(options: Finetune) -> Record:
         "learning_rate": options.learning_rate,
         "test_examples": options.test_examples,
         "threads": torch.get_num_threads(),
+        "autocast": options.autocast,
     }
 
 

@@ -2,9 +2,10 @@
 
 Each part is what it is in a model that has nothing else of its kind, so that a difference in training is its own:
 
-    R = out + [R_Q - R_Q] + [R_K - R_K] + [R_V - R_V]          the second of each pair carries no gradient
+    R = R_a + [R_b - R_b] + [R_c - R_c]          the second of each pair carries no gradient
 
-where R_X is attention whose gradient only X receives. A part costs a forward pass: this is for studies.
+where R_a is the attention that gives the output, R_b and R_c are the others, and the gradient of each goes only to
+those of Q, K and V that take it. An attention costs a forward pass: this is for studies.
 """
 
 from typing import Literal, NamedTuple
@@ -52,19 +53,20 @@ class Mixed(Attention):
 
     @staticmethod
     def compute(inputs: Inputs, noise: ClusterNoise, options: MixedOptions) -> tuple[Tensor, Trace]:
-        held = inputs._replace(query=inputs.query.detach(), key=inputs.key.detach(), value=inputs.value.detach())
-        sketched, trace = Cluster.compute(held, noise, _cluster_options(options, "keys"))
-        output = exact_output(held) if options.output == "exact" else sketched
+        of_output: GradientPart = "exact" if options.output == "exact" else "keys"
+        live: dict[GradientPart, list[str]] = {of_output: []}  # to whom the gradient of each attention goes
         if torch.is_grad_enabled():
             for option, name in GRADIENTS.items():
-                part: GradientPart = getattr(options, option)
-                alone = held._replace(**{name: getattr(inputs, name)})
-                found = (
-                    exact_output(alone)
-                    if part == "exact"
-                    else Cluster.compute(alone, noise, _cluster_options(options, part))[0]
-                )
-                output = output + (found - found.detach())
+                live.setdefault(getattr(options, option), []).append(name)
+        held = inputs._replace(query=inputs.query.detach(), key=inputs.key.detach(), value=inputs.value.detach())
+        output, trace = torch.zeros(()), Trace()
+        for part, names in live.items():
+            alone = held._replace(**{name: getattr(inputs, name) for name in names})
+            if part == "exact":
+                found = exact_output(alone)
+            else:
+                found, trace = Cluster.compute(alone, noise, _cluster_options(options, part))
+            output = found if part == of_output else output + (found - found.detach())
         return output, trace
 
 

@@ -30,6 +30,7 @@ from studies.finetune import (
     run_finetune,
     start_training,
 )
+from studies.offered import studied_methods
 from tests.huggingface.models import WORDS, save_bert
 
 
@@ -186,3 +187,47 @@ def test_exact_parts_can_be_put_in(options: Finetune) -> None:
     made = replace(options, methods=("mixed:output=exact,dk=exact",), steps=1, test_examples=2)
     (record,) = read(run_finetune(made, quiet()))
     assert (record["method"], record["options"]) == ("mixed", "dk=exact,output=exact")
+
+
+def test_autocast_is_another_cell_and_both_measure_the_test_loss(options: Finetune) -> None:
+    """Records from before the option are those of float32."""
+    made = replace(options, methods=("softmax", "cluster"), steps=2, test_examples=4)
+    run_finetune(made, quiet())
+    run_finetune(replace(made, autocast="bfloat16"), quiet())
+    rows = read(options.records)
+    assert [row["autocast"] for row in rows] == [None, None, "bfloat16", "bfloat16"]
+    for row, other in zip(rows[:2], rows[2:], strict=True):
+        assert row["test_loss"] != other["test_loss"]  # the products are rounded
+        assert row["test_loss"] == pytest.approx(other["test_loss"], rel=0.05)
+    old = [{name: value for name, value in row.items() if name != "autocast"} for row in rows[:2]]
+    huggingface.register(min_length=0)
+    pretrained = load_model(options.model)
+    data, cases = load_data(made, pretrained), make_cases(made)
+    assert list(finetune_records(made, pretrained, data, cases, old)) == []
+
+
+def test_one_layer_can_stay_exact(options: Finetune) -> None:
+    """The policy reaches the layer that it names: in a model of two layers, both are exact one after the other."""
+    huggingface.register(min_length=0)
+    pretrained = load_model(options.model)
+    data = load_data(options, pretrained)
+    batch = data.train.take(torch.arange(2))
+    with studied_methods("policy"):
+        cases = make_cases(replace(options, methods=("softmax", "policy", "policy:exact_layer=0")))
+        states = []
+        for case in cases:
+            torch.manual_seed(0)
+            classifier = Classifier(pretrained, case, options.length).eval()
+            with torch.no_grad():
+                found = classifier.model(
+                    input_ids=batch.tokens,
+                    attention_mask=batch.mask,
+                    position_ids=classifier.positions,
+                    output_hidden_states=True,
+                    **classifier.options,
+                )
+            states.append(found.hidden_states)
+    exact, sketched, mixed = states
+    torch.testing.assert_close(mixed[1], exact[1])
+    assert not torch.allclose(sketched[1], exact[1], atol=1e-4)
+    assert not torch.allclose(mixed[2], exact[2], atol=1e-4)
