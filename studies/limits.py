@@ -40,7 +40,7 @@ from studies.pages import filled, markdown
 RECIPE = "cpu"
 FEWEST = 2  # seeds that give an interval
 KEYS = ("task", "arm", "d", "seed", "asked")  # what tells a run from others; asked: for how many steps
-HEAD = ("arm", "d", "seeds", "loss", "accuracy, %")
+HEAD = ("arm", "d", "seeds", "loss", "accuracy, %", "test loss")
 OF_LRA = (EXACT, "cluster", "skeinformer")  # methods of the Long Range Arena's records that are arms
 
 
@@ -71,20 +71,31 @@ class Limits:
 
 
 class RunOutcome(NamedTuple):
-    """What one run came to."""
+    """What one run came to; records from before the test loss was kept have none."""
 
     loss: float
     accuracy: float
+    test_loss: float | None = None
+
+
+class Spread(NamedTuple):
+    """The mean over seeds, and the half width of its 95 % interval; None for one seed."""
+
+    mean: float
+    half: float | None
+
+    def shown(self, digits: int, sign: str = "") -> str:
+        """Such as +0.013 ± 0.007."""
+        return f"{self.mean:{sign}.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
 
 
 class Difference(NamedTuple):
-    """Of an arm to exact attention over seeds, with the half width of its interval; None for one seed."""
+    """Of an arm to another over the seeds that both have."""
 
     seeds: int
-    loss: float
-    loss_half: float | None
-    accuracy: float
-    accuracy_half: float | None
+    loss: Spread
+    accuracy: Spread
+    test_loss: Spread | None = None
 
 
 def run_limits(options: Limits, console: Console | None = None) -> None:
@@ -99,11 +110,11 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
         raise ValueError("there is nothing to show; give --records, or --arms and --data to train")
     found = differences((record for path in files for record in read(path)), options.against)
     for title, arms in found.items():
-        print_whole(console, plain_table(HEAD, rows_of(arms, options.against), title=title))
+        print_whole(console, plain_table(*table_of(arms, options.against), title=title))
     if options.page is not None:
         if options.against != EXACT:
             raise ValueError("--page shows differences to exact attention; leave out --against")
-        tables = [f"{title[0].upper()}{title[1:]}:\n\n{markdown(HEAD, rows_of(arms))}" for title, arms in found.items()]
+        tables = [f"{title[0].upper()}{title[1:]}:\n\n{markdown(*table_of(arms))}" for title, arms in found.items()]
         write_whole(filled(options.page.read_text(), {"limits": "\n\n".join(tables)}), options.page)
 
 
@@ -146,6 +157,7 @@ def train_arms(options: Limits) -> Path:
                     "second_half_loss": second_half(losses),
                     "steps": result["steps"],
                     "accuracy": result["test_accuracy"],
+                    "test_loss": result["test_loss"],
                     **machine(),
                 }
                 append(records, arm_record)
@@ -158,7 +170,10 @@ def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, di
     checks: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)  # of `skein lra`: a run's losses by step
     for record in records:
         if record.get("kind") == "finetune":
-            title = f"fine-tuning, n = {record['n']}, {record['steps']} steps of {record['batch']}"
+            title = (
+                f"fine-tuning, n = {record['n']}, {record['steps']} steps of {record['batch']}, "
+                f"{record['test_examples']} test reviews, {record.get('autocast') or 'float32'}"
+            )
             arm, budget, accuracy = arm_of(record), record.get("budget"), record["test_accuracy"]
             loss = record["second_half_loss"]
         elif record.get("kind") == "limits":
@@ -180,7 +195,8 @@ def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, di
         else:
             continue
         budget = None if arm == EXACT else budget
-        found[title][arm, budget][int(record["seed"])] = RunOutcome(float(loss), float(accuracy))  # type: ignore[arg-type,index]
+        outcome = RunOutcome(float(loss), float(accuracy), record.get("test_loss"))  # type: ignore[arg-type]
+        found[title][arm, budget][int(record["seed"])] = outcome  # type: ignore[arg-type,index]
     return {title: paired(arms, against) for title, arms in found.items()}
 
 
@@ -210,38 +226,42 @@ def paired(
         seeds = sorted(runs.keys() & other.keys())
         if not seeds:
             continue
-        loss = [runs[seed].loss - other[seed].loss for seed in seeds]
-        accuracy = [runs[seed].accuracy - other[seed].accuracy for seed in seeds]
-        if arm[0] == against:  # the values themselves
-            loss, accuracy = [runs[seed].loss for seed in seeds], [runs[seed].accuracy for seed in seeds]
-        result[arm] = Difference(len(seeds), mean(loss), half_width(loss), mean(accuracy), half_width(accuracy))
+        pairs = [(runs[seed], RunOutcome(0, 0, 0) if arm[0] == against else other[seed]) for seed in seeds]
+        tests = [
+            run.test_loss - base.test_loss
+            for run, base in pairs
+            if run.test_loss is not None and base.test_loss is not None
+        ]
+        result[arm] = Difference(
+            len(seeds),
+            spread([run.loss - base.loss for run, base in pairs]),
+            spread([run.accuracy - base.accuracy for run, base in pairs]),
+            spread(tests) if len(tests) == len(pairs) else None,
+        )
     return result
 
 
-def half_width(values: Sequence[float]) -> float | None:
-    """Half of the 95 % interval of the mean."""
+def spread(values: Sequence[float]) -> Spread:
+    """The mean of the values with its interval."""
     if len(values) < FEWEST:
-        return None
+        return Spread(mean(values), None)
     low, high = t_interval(values)
-    return (high - low) / 2
+    return Spread(mean(values), (high - low) / 2)
 
 
-def rows_of(arms: dict[tuple[str, int | None], Difference], against: str = EXACT) -> list[tuple[str, ...]]:
-    """A row for each arm: the own values of the arm `against`, the others' differences to them."""
+def table_of(
+    arms: dict[tuple[str, int | None], Difference], against: str = EXACT
+) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Headings, and a row for each arm: the own values of the arm `against`, the others' differences to them."""
     rows: list[tuple[str, ...]] = []
     ordered = sorted(arms.items(), key=lambda item: (item[0][0] != against, item[0][0], item[0][1] or 0))
-    for (arm, budget), (seeds, loss, loss_half, accuracy, accuracy_half) in ordered:
+    for (arm, budget), (seeds, loss, accuracy, test_loss) in ordered:
         sign = "" if arm == against else "+"
-        rows.append(
-            (
-                arm,
-                "" if budget is None else str(budget),
-                str(seeds),
-                f"{loss:{sign}.3f}" + ("" if loss_half is None else f" ± {loss_half:.3f}"),
-                f"{100 * accuracy:{sign}.1f}" + ("" if accuracy_half is None else f" ± {100 * accuracy_half:.1f}"),
-            )
-        )
-    return rows
+        percent = Spread(100 * accuracy.mean, None if accuracy.half is None else 100 * accuracy.half)
+        cells = (arm, "" if budget is None else str(budget), str(seeds), loss.shown(3, sign), percent.shown(1, sign))
+        rows.append((*cells, "" if test_loss is None else test_loss.shown(3, sign)))
+    width = len(HEAD) if any(row[-1] for row in rows) else len(HEAD) - 1
+    return HEAD[:width], [row[:width] for row in rows]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rich.console import Console
 from skeinformer.attention import METHODS
 from skeinformer.lab.records import Record, read
 from studies.finetune import second_half
-from studies.limits import Limits, differences, run_limits
+from studies.limits import Limits, differences, run_limits, table_of
 from tests.lab.training.tiny import write_tiny
 
 
@@ -33,9 +33,9 @@ def test_differences_are_paired_by_seed() -> None:
     (table,) = differences(records).values()
     cluster = table["cluster", 16]
     assert cluster.seeds == 2
-    assert cluster.loss == pytest.approx(0.1)
-    assert cluster.loss_half == pytest.approx(0, abs=1e-6)
-    assert table["softmax", None].loss == pytest.approx(3)
+    assert cluster.loss.mean == pytest.approx(0.1)
+    assert cluster.loss.half == pytest.approx(0, abs=1e-6)
+    assert table["softmax", None].loss.mean == pytest.approx(3)
 
 
 def test_another_arm_is_compared_with_at_the_same_budget() -> None:
@@ -45,13 +45,34 @@ def test_another_arm_is_compared_with_at_the_same_budget() -> None:
         for arm, d, accuracy in (("cluster", 16, 0.5), ("cluster", 64, 0.625), ("other", 16, 0.75), ("other", 64, 0.75))
     ]
     (table,) = differences(records, "cluster").values()
-    assert {arm: found.accuracy for arm, found in table.items()} == {
+    assert {arm: found.accuracy.mean for arm, found in table.items()} == {
         ("cluster", 16): 0.5,
         ("cluster", 64): 0.625,
         ("other", 16): 0.25,
         ("other", 64): 0.125,
     }
     assert differences(records)["text from scratch, 2 steps"] == {}  # exact attention was not run
+
+
+def test_the_test_loss_is_shown_where_both_arms_have_it() -> None:
+    run: Record = {"kind": "limits", "task": "text", "steps": 2, "accuracy": 0.5, "second_half_loss": 1.0}
+    records: list[Record] = [
+        {**run, "arm": "softmax", "d": None, "seed": 0, "test_loss": 2.0},
+        {**run, "arm": "softmax", "d": None, "seed": 1},  # from before it was kept
+        {**run, "arm": "cluster", "d": 16, "seed": 0, "test_loss": 2.5},
+        {**run, "arm": "cluster", "d": 64, "seed": 1, "test_loss": 2.5},
+    ]
+    (table,) = differences(records).values()
+    assert {arm: found.test_loss for arm, found in table.items()} == {
+        ("softmax", None): None,
+        ("cluster", 16): (0.5, None),
+        ("cluster", 64): None,
+    }
+    head, rows = table_of(table)
+    assert head[-1] == "test loss"
+    assert [row[-1] for row in rows] == ["", "+0.500", ""]
+    (without,) = differences([record for record in records if "test_loss" not in record]).values()
+    assert table_of(without)[0][-1] == "accuracy, %"
 
 
 def test_runs_of_the_long_range_arena_are_arms() -> None:
@@ -63,8 +84,8 @@ def test_runs_of_the_long_range_arena_are_arms() -> None:
         records += [{"kind": "lra_check", **run, "step": step, "loss": 8.0 / step + offset} for step in (1, 4)]
         records.append({"kind": "lra_run", **run, "steps": 600, "budget": 32, "test_accuracy": 0.3})
     (table,) = differences(records).values()
-    assert table["softmax", None].loss == 2
-    assert table["cluster", 32].loss == 0.25
+    assert table["softmax", None].loss == (2, None)
+    assert table["cluster", 32].loss == (0.25, None)
     (twice,) = differences([*records, *records]).values()  # a run that two files have
     assert twice == table
     others = [{**record, "recipe": "paper", "test_accuracy": 0.9} for record in records]
