@@ -1,4 +1,4 @@
-"""The cluster sketch with a policy of training: one layer exact, fixed draws, a budget that changes on the way.
+"""The cluster sketch with a policy of training: some layers exact, fixed draws, a budget that changes on the way.
 
 A module knows its layer by its seed, `seed * 1009 + layer`, and counts the calls of training. This is for runs of
 `studies.limits` in one go: the count is not part of a checkpoint, a micro-batch counts as a step, and the best weights
@@ -29,6 +29,10 @@ class PolicyOptions(NamedTuple):
     """Whether training draws anew at every step, as it does by default, or as evaluation does."""
     exact_layer: int | None = None
     """A layer, counted from 0, whose attention is exact."""
+    exact_until: int | None = None
+    """The last of the first layers whose attention is exact."""
+    exact_from: int | None = None
+    """The first of the last layers whose attention is exact."""
     later: int | None = None
     """The budget from the call `after` of training on."""
     after: int = 300
@@ -36,7 +40,7 @@ class PolicyOptions(NamedTuple):
 
 
 class Policy(Attention):
-    """The cluster sketch with one layer exact, with fixed draws, or with a budget that changes during training."""
+    """The cluster sketch with some layers exact, with fixed draws, or with a budget that changes during training."""
 
     Options = PolicyOptions
 
@@ -46,9 +50,10 @@ class Policy(Attention):
 
     @staticmethod
     def complete(options: PolicyOptions) -> PolicyOptions:
-        for name, least in (("exact_layer", 0), ("later", 1), ("after", 1)):
+        least = {"exact_layer": 0, "exact_until": 0, "exact_from": 0, "later": 1, "after": 1}
+        for name, lowest in least.items():
             if getattr(options, name) is not None:
-                check_count(name, getattr(options, name), least)
+                check_count(name, getattr(options, name), lowest)
         return options._replace(budget=Cluster.complete(ClusterOptions(options.budget)).budget)
 
     @staticmethod
@@ -60,7 +65,7 @@ class Policy(Attention):
 
     def attend(self, inputs: Inputs, noise: ClusterNoise) -> tuple[Tensor, Trace]:
         self.calls += self.training
-        if self.seed is not None and self.options.exact_layer == self.seed % LAYERS:
+        if self.seed is not None and is_exact(self.seed % LAYERS, self.options):
             return exact_output(inputs), Trace()
         return Cluster.compute(inputs, noise, Cluster.complete(self.cluster_options()))
 
@@ -69,3 +74,12 @@ class Policy(Attention):
         options: PolicyOptions = self.options
         is_later = options.later is not None and self.calls > options.after
         return ClusterOptions(options.later if is_later else options.budget, gradient=options.gradient)
+
+
+def is_exact(layer: int, options: PolicyOptions) -> bool:
+    """Whether the attention of this layer is."""
+    return (
+        layer == options.exact_layer
+        or (options.exact_until is not None and layer <= options.exact_until)
+        or (options.exact_from is not None and layer >= options.exact_from)
+    )

@@ -40,6 +40,14 @@ def test_only_the_named_layer_is_exact() -> None:
     assert torch.equal(call(module(0, exact_layer=1), inputs), call(cluster(), inputs))
 
 
+def test_the_first_or_the_last_layers_are_exact() -> None:
+    inputs = tensors(2, 2, N)
+    exact = F.scaled_dot_product_attention(*inputs)
+    for options, expected in (({"exact_until": 2}, [0, 1, 2]), ({"exact_from": 3}, [3, 4]), ({"exact_from": 9}, [])):
+        found = [layer for layer in range(5) if torch.allclose(module(layer, **options)(*inputs), exact, atol=1e-5)]
+        assert found == expected
+
+
 def test_fixed_draws_are_those_of_evaluation() -> None:
     inputs, fixed = tensors(2, 2, N), module(draws="fixed")
     assert torch.equal(fixed.train()(*inputs), cluster().eval()(*inputs))
