@@ -39,7 +39,7 @@ from studies.pages import filled, markdown
 
 RECIPE = "cpu"
 FEWEST = 2  # seeds that give an interval
-KEYS = ("task", "arm", "d", "seed", "asked")  # what tells a run from others; asked: for how many steps
+KEYS = ("task", "arm", "d", "seed", "asked", "num_layers", "batch")  # what tells runs apart; asked: steps
 HEAD = ("arm", "d", "seeds", "loss", "accuracy, %", "test loss")
 OF_LRA = (EXACT, "cluster", "skeinformer")  # methods of the Long Range Arena's records that are arms
 
@@ -60,6 +60,10 @@ class Limits:
     """Seeds of the weights, the order of the data and the draws."""
     steps: int | None = None
     """Steps of training. Default: those of the recipe."""
+    num_layers: int | None = None
+    """Layers of the model. Default: those of the recipe."""
+    batch: int | None = None
+    """Examples in a step. Default: those of the recipe."""
     out: Path = Path("limits")
     """The folder of the runs and their records.jsonl."""
     threads: int | None = 1
@@ -126,14 +130,16 @@ def train_arms(options: Limits) -> Path:
     records = options.out / "records.jsonl"
     known = [record for path in options.records for record in read(path) if record.get("kind") == "limits"]
     done = Ledger(KEYS, [*known, *read_known(records)])
+    changed = {"steps": options.steps, "num_layers": options.num_layers, "batch": options.batch}
     for seed in options.seeds:
         for arm in options.arms:
             for budget in options.budgets if parse(arm).method != EXACT else (None,):
                 cell: Record = {"task": task, "arm": arm, "d": budget, "seed": seed, "asked": options.steps}
+                cell |= {name: changed[name] for name in ("num_layers", "batch")}
                 if cell in done:
                     continue
-                steps = "" if options.steps is None else f"-{options.steps}"
-                name = f"{task}-{arm.translate(str.maketrans(':,=', '---'))}-{budget}{steps}-seed{seed}"
+                changes = [f"-{name}{value}" for name, value in changed.items() if value is not None]
+                name = f"{task}-{arm.translate(str.maketrans(':,=', '---'))}-{budget}{''.join(changes)}-seed{seed}"
                 folder = options.out / name
                 result = run_train(
                     Train(
@@ -145,8 +151,10 @@ def train_arms(options: Limits) -> Path:
                         seed=seed,
                         threads=options.threads,
                         resume=True,
-                        steps=options.steps,
                         budget=budget,
+                        steps=options.steps,
+                        num_layers=options.num_layers,
+                        batch=options.batch,
                     )
                 )
                 checks = [record for record in read(folder / "records.jsonl") if record["kind"] == "lra_check"]
@@ -178,6 +186,8 @@ def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, di
             loss = record["second_half_loss"]
         elif record.get("kind") == "limits":
             title = f"{record['task']} from scratch, {record['steps']} steps"
+            title += f" of {record['batch']}" if record.get("batch") else ""
+            title += f", {record['num_layers']} layers" if record.get("num_layers") else ""
             arm, budget, accuracy = str(record["arm"]), record["d"], record["accuracy"]
             loss = record["second_half_loss"]
         elif record.get("kind") == "lra_check":

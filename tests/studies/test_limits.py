@@ -122,14 +122,21 @@ def test_arms_are_trained_once_and_shown(tmp_path: Path) -> None:
     assert "Text from scratch, 2 steps:\n\n| arm | d | seeds | loss |" in page.read_text()
 
 
-def test_another_task_or_number_of_steps_is_another_run(tmp_path: Path) -> None:
+def test_another_task_number_of_steps_or_shape_is_another_run(tmp_path: Path) -> None:
     write_tiny(tmp_path / "text", "text")
     write_tiny(tmp_path / "image", "image")
-    for task, steps in (("text", 2), ("image", 2), ("image", 3)):
-        options = Limits(arms=("softmax",), data=tmp_path / task, seeds=(0,), steps=steps, out=tmp_path / "runs")
+    runs = (("text", 2, None, None), ("image", 2, None, None), ("image", 3, None, None), ("image", 2, 1, None))
+    runs += (("image", 2, 1, 3),)
+    for task, steps, num_layers, batch in runs:
+        options = Limits(arms=("softmax",), data=tmp_path / task, seeds=(0,), out=tmp_path / "runs")
+        options = replace(options, steps=steps, num_layers=num_layers, batch=batch)
         run_limits(options, Console(file=StringIO(), width=120))
-    found = [(record["task"], record["steps"]) for record in read(tmp_path / "runs" / "records.jsonl")]
-    assert found == [("text", 2), ("image", 2), ("image", 3)]
+    records = list(read(tmp_path / "runs" / "records.jsonl"))
+    assert [tuple(record[name] for name in ("task", "steps", "num_layers", "batch")) for record in records] == [*runs]
+    assert list(differences(records))[-2:] == [
+        "image from scratch, 2 steps, 1 layers",
+        "image from scratch, 2 steps of 3, 1 layers",
+    ]
 
 
 def test_what_given_records_hold_is_not_trained_again(tmp_path: Path) -> None:
