@@ -304,7 +304,7 @@ def start_training(
         {"params": classifier.model.parameters(), "lr": options.learning_rate},
         {"params": classifier.head.parameters(), "lr": HEAD_RATE * options.learning_rate},
     ]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01, fused=True)
     warmup = max(1, round(WARMUP * options.steps))
 
     def rate(done: int) -> float:

@@ -148,29 +148,6 @@ def row_gradients(
     return _row_gradients_fused(queries, keys, values, log_weight, gradient, scale)
 
 
-def joined_row_gradients(
-    gradients: tuple[Tensor, Tensor],
-    queries: tuple[Tensor, Tensor],
-    keys: Tensor,
-    values: Tensor,
-    log_weight: Tensor | None,
-    output: Tensor,
-    normalizer: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`attend_backward` of rows whose output and normalizer are known, and `row_gradients` of others, in one pass.
-
-    gradients, queries: of the known rows and of the others. Gives the gradients of the known rows' queries, and of keys
-    and values from all rows. On a CPU, equal widths, no half precision.
-    """
-    known = queries[0].shape[-2]
-    found, sums = attend_with_normalizer(queries[1], keys, values, log_weight, scale)
-    gradient, query, output = (torch.cat(x, -2) for x in (gradients, queries, (output, found)))
-    every = torch.cat((normalizer, sums), -1)
-    d_query, d_keys, d_values = attend_backward(gradient, query, keys, values, log_weight, output, every, scale)
-    return d_query[..., :known, :], d_keys, d_values
-
-
 def _row_gradients_fused(
     queries: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | None, gradient: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:

@@ -25,10 +25,9 @@ from skeinformer.kernels.fused import (
     attend,
     attend_backward,
     attend_with_normalizer,
-    joined_row_gradients,
     virtual_gradients,
 )
-from skeinformer.kernels.queries import QueryRows, listed, mean_key
+from skeinformer.kernels.queries import QueryRows, listed
 from skeinformer.kernels.rows import batches, gather_rows, rows_left, write_rows_
 
 MANY = 1 / 6  # from this share of exact rows on, gathering the other rows is quicker than computing all
@@ -320,7 +319,7 @@ def merged_backward(
     known = None
     if indices is not None and kept.queries is not None and kept.exact is not None and kept.log_sum is not None:
         known = ExactRows(indices, kept.queries, kept.exact, kept.log_sum)
-    d_rows, d_key, d_value = given_by_rows(gradient, known, found, key, value, log_weight, mass, scale)
+    d_rows, d_key, d_value = given_to_keys(gradient, known, found, key, value, log_weight, mass, scale)
     if known is not None and d_rows is not None:
         write_rows_(d_query, known.indices, d_rows)
         if d_slope is not None and rows is None:
@@ -332,7 +331,7 @@ def merged_backward(
     return d_query, d_key, d_value
 
 
-def given_by_rows(
+def given_to_keys(
     gradient: Tensor,
     known: ExactRows | None,
     found: QueryRows | None,
@@ -347,11 +346,6 @@ def given_by_rows(
         d_rows, d_key, d_value = None, torch.zeros_like(key), torch.zeros_like(value)
     else:
         of_rows, (_, queries, output, normalizer) = gather_rows(gradient, known.indices), known
-        if found is not None and mass is not None and key.dtype == found.queries.dtype:  # in one pass over the keys
-            pairs = (of_rows, found.gradient), (queries, found.queries)
-            d_rows, *both = joined_row_gradients(*pairs, key, value, log_weight, output, normalizer, scale)
-            found.add_missed_(both, key, value, mass, mean_key(key, mass), scale)
-            return d_rows, both[0], both[1]
         d_rows, d_key, d_value = attend_backward(of_rows, queries, key, value, log_weight, output, normalizer, scale)
     if found is not None and mass is not None:
         for total, part in zip((d_key, d_value), found.gradients(key, value, log_weight, mass, scale), strict=True):

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from skeinformer.kernels.choice import fast_form, statistics_dtype
-from skeinformer.kernels.fused import attend_with_normalizer
+from skeinformer.kernels.fused import attend_with_normalizer, row_gradients
 from skeinformer.kernels.ranges import LOWEST
-from skeinformer.kernels.rows import is_one_batch
+from skeinformer.kernels.rows import batches, is_one_batch
 
 CACHED = 2**19  # scores that are worked on at a time
 HELD = 2**21  # scores of one head that may be held
+MANY_ROWS = 32  # from here on the weights of a key lie side by side
+FEWEST_ROWS = 16  # of each head at a time, whose gradients are found
 FAINT = 1e-30  # a sum of squares below has lost digits, or all
 
 
@@ -144,3 +146,57 @@ def log_column_sums(keys: Tensor, queries: Tensor, log_weight: Tensor, scale: fl
         largest = scores.amax(-2, keepdim=True)  # (B, 1, step)
         torch.sum(scores.sub_(largest).exp_(), -2, out=result).log_().add_(largest[:, 0])
     return log_sum.reshape(*batch, -1)
+
+
+@fast_form(row_gradients)
+def given_by_rows(
+    queries: Tensor,  # (b, h, d, p)
+    keys: Tensor,  # (b, h, n, p)
+    values: Tensor,  # (b, h, n, p_v)
+    log_weight: Tensor | None,  # (b, h, n)
+    gradient: Tensor,  # (b, h, d, p_v)
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """`row_gradients`: what exact rows give to keys and values, given the gradient G of their output.
+
+    With E the weights of the keys before they are normalized, z = E 1 and g = G / z,
+
+        dV = E^T g            D = E * (g V^T)            dK = s (D - E * (D 1) / z)^T Q
+
+    are four products for a few rows at a time. The fused kernel makes seven: it also forms the output and its scores
+    twice, and gives something to the queries.
+    """
+    n, threads = keys.shape[-2], torch.get_num_threads()
+    if keys.dtype != queries.dtype or FEWEST_ROWS * threads * n > HELD:
+        return row_gradients(queries, keys, values, log_weight, gradient, scale)
+    d_keys, d_values = (torch.zeros(x.shape, dtype=x.dtype) for x in (keys, values))
+    weights = [] if log_weight is None else [log_weight.expand(keys.shape[:-1])[..., None]]
+    by_keys = queries.shape[-2] >= MANY_ROWS
+    held = keys.new_empty(2, 0)  # one piece of memory: a fresh one costs more than a sum
+    for batch in batches(d_keys, d_values, queries, keys, values, gradient, *weights):
+        heads = threads if by_keys else max(CACHED // (FEWEST_ROWS * n), threads)
+        rows = max(2 * CACHED // (heads * n), FEWEST_ROWS)
+        for dk, dv, all_q, k, v, all_g, *w in zip(*(torch.split(x, heads) for x in batch), strict=True):
+            for q, g in zip(torch.split(scale * all_q, rows, -2), torch.split(all_g, rows, -2), strict=True):
+                size = q.shape[:-1].numel() * n
+                held = held if held.shape[-1] >= size else held.new_empty(2, size)
+                shape = (len(q), n, q.shape[-2]) if by_keys else (len(q), q.shape[-2], n)
+                E, D = (x[:size].view(shape).mT if by_keys else x[:size].view(shape) for x in held)  # (heads, rows, n)
+                _product(q, k.mT, E)
+                for each in w:
+                    E += each.mT
+                E.sub_(E.amax(-1, keepdim=True).clamp(min=LOWEST)).exp_()
+                z = E.sum(-1, keepdim=True)
+                z = z.where(z > 0, 1)  # no live key: E is 0
+                dv.baddbmm_(E.mT, g / z)
+                _product(g / z, v.mT, D).mul_(E)
+                dk.baddbmm_(D.addcmul_(E, D.sum(-1, keepdim=True) / z, value=-1).mT, q)
+    return d_keys, d_values
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """left @ right into `out`, whose columns or whose rows are dense: (B, r, p), (B, p, n), (B, r, n)."""
+    if out.stride(-1) == 1:
+        return torch.bmm(left, right, out=out)
+    torch.bmm(right.mT, left.mT, out=out.mT)
+    return out

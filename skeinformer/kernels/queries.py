@@ -8,8 +8,7 @@ from torch import Tensor
 
 from skeinformer.kernels.choice import fast_form
 from skeinformer.kernels.clusters import cluster_sums, weighted_row
-from skeinformer.kernels.fused import row_gradients
-from skeinformer.kernels.pilots import CACHED
+from skeinformer.kernels.pilots import CACHED, given_by_rows
 from skeinformer.kernels.ranges import narrow
 from skeinformer.kernels.rows import add_rows_, batches, gather_rows, pieces
 
@@ -89,7 +88,7 @@ class QueryRows(NamedTuple):
         self, key: Tensor, value: Tensor, log_weight: Tensor | None, mass: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
         """dK and dV, in the precision of key and value."""
-        totals = row_gradients(self.queries, key, value, log_weight, self.gradient, scale)
+        totals = given_by_rows(self.queries, key, value, log_weight, self.gradient, scale)
         self.add_missed_(totals, key, value, mass, mean_key(key, mass), scale)
         return narrow(totals[0], key.dtype, 0.5), narrow(totals[1], value.dtype, 0.5)
 

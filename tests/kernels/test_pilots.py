@@ -1,0 +1,75 @@
+"""What exact rows give to keys and values, by pieces: that of the scores of all rows."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from skeinformer.kernels import pilots
+from skeinformer.kernels.choice import plain_forms
+from skeinformer.kernels.fused import row_gradients
+from skeinformer.kernels.pilots import MANY_ROWS, given_by_rows
+from tests.helpers import generator
+
+
+def rows_and_keys(rows: int, n: int, peak: float = 1.0) -> list[Tensor]:
+    """Queries, keys, values, log weights with empty slots, and the gradient of the rows' output."""
+    shapes = [(2, 3, rows, 8), (2, 3, n, 8), (2, 3, n, 8), (2, 3, n), (2, 3, rows, 8)]
+    q, k, v, w, g = (torch.randn(shape, generator=generator(i), dtype=torch.float64) for i, shape in enumerate(shapes))
+    w[:, 1, ::3] = -math.inf
+    return [peak * q, k, v, w, g]
+
+
+def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11 * max(1.0, theirs.abs().max().item()))
+
+
+@pytest.mark.parametrize("rows", [1, 5, MANY_ROWS - 1, MANY_ROWS, 70])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("cached", [1, 2**19])
+@pytest.mark.parametrize("peak", [1.0, 1e4])
+def test_pieces_give_what_all_scores_give(
+    monkeypatch: pytest.MonkeyPatch, rows: int, weighted: bool, cached: int, peak: float
+) -> None:
+    monkeypatch.setattr(pilots, "CACHED", cached)
+    q, k, v, w, g = rows_and_keys(rows, 50, peak)
+    given = (q, k, v, w if weighted else None, g, 0.3)
+    with plain_forms():
+        expected = row_gradients(*given)
+    agree(given_by_rows(*given), expected)
+
+
+@pytest.mark.parametrize("rows", [5, 40])
+def test_heads_beside_each_other_and_shared_weights(rows: int) -> None:
+    """As a projection gives them: (b, n, h, p), turned. One row of weights serves all heads."""
+    q, k, v, w, g = rows_and_keys(rows, 50)
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)]
+    shared = w[:, 1:2]
+    agree(given_by_rows(q, *turned, shared, g, 0.3), row_gradients(q, k, v, shared.expand(2, 3, 50), g, 0.3))
+
+
+@pytest.mark.parametrize("rows", [5, 40])
+def test_a_row_without_a_live_key_gives_nothing(rows: int) -> None:
+    q, k, v, w, g = rows_and_keys(rows, 50)
+    w[1, 2] = -math.inf
+    found = given_by_rows(q, k, v, w, g, 0.3)
+    for each in found:
+        assert torch.isfinite(each).all()
+        assert not each[1, 2].any()
+        assert not each[:, 1, ::3].any()  # nor does an empty slot get anything
+        assert each[0].any()
+
+
+def test_long_rows_and_half_precision_go_through_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no more than HELD weights are ever held."""
+    taken = []
+    monkeypatch.setattr(pilots, "row_gradients", lambda *given: taken.append(given[1].dtype) or row_gradients(*given))
+    q, k, v, w, g = (x.float() for x in rows_and_keys(5, 50))
+    given_by_rows(q, k, v, w, g, 0.3)
+    assert taken == []
+    given_by_rows(q, k.bfloat16(), v.bfloat16(), w, g, 0.3)
+    monkeypatch.setattr(pilots, "HELD", pilots.FEWEST_ROWS * torch.get_num_threads() * 50 - 1)
+    given_by_rows(q, k, v, w, g, 0.3)
+    assert taken == [torch.bfloat16, torch.float32]
