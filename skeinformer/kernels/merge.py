@@ -27,7 +27,8 @@ from skeinformer.kernels.fused import (
     attend_with_normalizer,
     virtual_gradients,
 )
-from skeinformer.kernels.queries import QueryRows, listed
+from skeinformer.kernels.pilots import gradients_by_pieces, takes_pieces
+from skeinformer.kernels.queries import QueryRows, listed, mean_key
 from skeinformer.kernels.rows import batches, gather_rows, rows_left, write_rows_
 
 MANY = 1 / 6  # from this share of exact rows on, gathering the other rows is quicker than computing all
@@ -342,11 +343,18 @@ def given_to_keys(
     scale: float,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """What exact rows and virtual queries give: the former's queries get the first, keys and values the others."""
-    if known is None:
+    of_rows = None if known is None else gather_rows(gradient, known.indices)
+    if known is None or of_rows is None:
         d_rows, d_key, d_value = None, torch.zeros_like(key), torch.zeros_like(value)
+    elif found is not None and mass is not None and takes_pieces(found.queries, key):  # all rows in one go
+        queries, asking = torch.cat([known.queries, found.queries], -2), known.queries.shape[-2]
+        gradients = torch.cat([of_rows, found.gradient], -2)
+        d_rows, *totals = gradients_by_pieces(queries, key, value, log_weight, gradients, scale, asking)
+        found.add_missed_(totals, key, value, mass, mean_key(key, mass), scale)
+        return d_rows, totals[0], totals[1]
     else:
-        of_rows, (_, queries, output, normalizer) = gather_rows(gradient, known.indices), known
-        d_rows, d_key, d_value = attend_backward(of_rows, queries, key, value, log_weight, output, normalizer, scale)
+        given = (known.queries, key, value, log_weight, known.output, known.normalizer, scale)
+        d_rows, d_key, d_value = attend_backward(of_rows, *given)
     if found is not None and mass is not None:
         for total, part in zip((d_key, d_value), found.gradients(key, value, log_weight, mass, scale), strict=True):
             total += part

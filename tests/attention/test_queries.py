@@ -126,7 +126,8 @@ def test_keys_get_nearly_the_gradient_of_exact_attention(kind: str) -> None:
         output = cluster_attention(q, k, v, gradient=gradient, generator=generator(0))
         found = torch.autograd.grad(output, (q, k, v), G)
         errors[gradient] = [relative(x, y) for x, y in zip(found, truth, strict=True)]
-    assert errors["queries"][0] == errors["keys"][0]  # queries get the derivative of the output either way
+    # queries get the derivative of the output either way; those of pilots are summed in another order
+    assert errors["queries"][0] == pytest.approx(errors["keys"][0], rel=1e-6)
     assert errors["queries"][1] < (0.35 if kind == "random" else 0.2)
     if kind != "random":  # random gradients hide that the derivative of the output gives a cluster's keys the same
         assert errors["queries"][1] < errors["keys"][1]

@@ -9,7 +9,7 @@ from torch import Tensor
 from skeinformer.kernels import pilots
 from skeinformer.kernels.choice import plain_forms
 from skeinformer.kernels.fused import row_gradients
-from skeinformer.kernels.pilots import MANY_ROWS, given_by_rows
+from skeinformer.kernels.pilots import MANY_ROWS, given_by_rows, gradients_by_pieces
 from tests.helpers import generator
 
 
@@ -21,7 +21,7 @@ def rows_and_keys(rows: int, n: int, peak: float = 1.0) -> list[Tensor]:
     return [peak * q, k, v, w, g]
 
 
-def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+def agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11 * max(1.0, theirs.abs().max().item()))
 
@@ -39,6 +39,20 @@ def test_pieces_give_what_all_scores_give(
     with plain_forms():
         expected = row_gradients(*given)
     agree(given_by_rows(*given), expected)
+
+
+@pytest.mark.parametrize("asking", [1, 30, 69, 70])
+@pytest.mark.parametrize("cached", [1, 2**19])
+def test_rows_that_ask_get_the_gradient_of_their_queries(
+    monkeypatch: pytest.MonkeyPatch, asking: int, cached: int
+) -> None:
+    monkeypatch.setattr(pilots, "CACHED", cached)
+    q, k, v, w, g = rows_and_keys(70, 50)
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    scores = 0.3 * inputs[0] @ inputs[1].mT + w[..., None, :]
+    expected = torch.autograd.grad(scores.softmax(-1) @ inputs[2], inputs, g)
+    d_queries, *others = gradients_by_pieces(q, k, v, w, g, 0.3, asking)
+    agree((d_queries, *others), (expected[0][..., :asking, :], *expected[1:]))
 
 
 @pytest.mark.parametrize("rows", [5, 40])
