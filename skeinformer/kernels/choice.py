@@ -156,17 +156,20 @@ def in_one_operation(query: Tensor, value: Tensor) -> bool:
     return torch._C._functorch.get_dynamic_layer_stack_depth() == 0
 
 
-def first_derivative_only(backward: Callable[P, R]) -> Callable[P, R]:
-    """Decorate the backward pass of an autograd.Function that cannot be differentiated itself: asked to be, it raises.
+def own_backward(backward: Callable[P, R]) -> Callable[P, R]:
+    """Decorate the backward pass of an autograd.Function of ours. It cannot be differentiated: asked to be, it raises.
 
-    Torch's own `once_differentiable` raises only on the way through `.backward()`; elsewhere it gives zeros.
+    Torch's own `once_differentiable` raises only on the way through `.backward()`; elsewhere it gives zeros. Autocast
+    is off, as in the forward pass: inputs have their precision already.
     """
 
     @wraps(backward)
     def checked(*args: P.args, **options: P.kwargs) -> R:
         if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
             raise RuntimeError(NO_SECOND_DERIVATIVE)
-        return backward(*args, **options)
+        gradient = next(x for x in args if isinstance(x, Tensor))
+        with no_autocast(gradient.device):
+            return backward(*args, **options)
 
     return checked
 

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded, statistics_dtype
+from skeinformer.kernels.choice import by_hand, own_backward, recorded, statistics_dtype
 from skeinformer.kernels.fused import (
     attend,
     attend_backward,
     attend_with_normalizer,
     virtual_gradients,
 )
-from skeinformer.kernels.pilots import gradients_by_pieces, takes_pieces
 from skeinformer.kernels.queries import QueryRows, listed, mean_key
+from skeinformer.kernels.row_gradients import gradients_by_pieces, takes_pieces
 from skeinformer.kernels.rows import batches, gather_rows, rows_left, write_rows_
 
 MANY = 1 / 6  # from this share of exact rows on, gathering the other rows is quicker than computing all
@@ -172,7 +172,7 @@ class AddGradient(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:7], *inputs[10:])
 
     @staticmethod
-    @first_derivative_only
+    @own_backward
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         output, key, value, query, log_weight, indices, full, *drawn, mass = ctx.saved_tensors
         rows = ctx.rows(query, key, output, gradient, indices, *drawn, ctx.size, ctx.scale).where_not(full)
@@ -308,7 +308,7 @@ def merged_backward(
                 torch.bmm(q.to(result.dtype).mT, dr.to(result.dtype), out=result)
     if rows is not None:
         d_query = write_rows_(torch.empty_like(gradient, memory_format=torch.contiguous_format), rows, d_query)
-    found = mass = None
+    found = None
     if estimate is not None:
         u, *drawn, mass = estimate.drawn
         if rows is not None:
@@ -316,11 +316,12 @@ def merged_backward(
         if rows is not None or output is None:
             output = _add_slope(attended, query, slope, torch.empty_like(attended))
         absent = indices if rows is None else None
-        found = estimate.rows(query, key, output, of_others, absent, u, *drawn, estimate.size, scale).where_not(full)
+        virtual = estimate.rows(query, key, output, of_others, absent, u, *drawn, estimate.size, scale)
+        found = virtual.where_not(full), mass
     known = None
     if indices is not None and kept.queries is not None and kept.exact is not None and kept.log_sum is not None:
         known = ExactRows(indices, kept.queries, kept.exact, kept.log_sum)
-    d_rows, d_key, d_value = given_to_keys(gradient, known, found, key, value, log_weight, mass, scale)
+    d_rows, d_key, d_value = given_to_keys(gradient, known, found, key, value, log_weight, scale)
     if known is not None and d_rows is not None:
         write_rows_(d_query, known.indices, d_rows)
         if d_slope is not None and rows is None:
@@ -335,28 +336,30 @@ def merged_backward(
 def given_to_keys(
     gradient: Tensor,
     known: ExactRows | None,
-    found: QueryRows | None,
+    found: tuple[QueryRows, Tensor] | None,
     key: Tensor,
     value: Tensor,
     log_weight: Tensor | None,
-    mass: Tensor | None,
     scale: float,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """What exact rows and virtual queries give: the former's queries get the first, keys and values the others."""
-    of_rows = None if known is None else gather_rows(gradient, known.indices)
-    if known is None or of_rows is None:
-        d_rows, d_key, d_value = None, torch.zeros_like(key), torch.zeros_like(value)
-    elif found is not None and mass is not None and takes_pieces(found.queries, key):  # all rows in one go
-        queries, asking = torch.cat([known.queries, found.queries], -2), known.queries.shape[-2]
-        gradients = torch.cat([of_rows, found.gradient], -2)
+    """What exact rows and virtual queries (with the mass of the keys) give to the former's queries, keys and values."""
+    if known is None:
+        if found is None:
+            return None, torch.zeros_like(key), torch.zeros_like(value)
+        return None, *found[0].gradients(key, value, log_weight, found[1], scale)
+    of_rows = gather_rows(gradient, known.indices)
+    if found is not None and takes_pieces(found[0].queries, key):  # all rows in one go
+        virtual, mass = found
+        queries, asking = torch.cat([known.queries, virtual.queries], -2), known.queries.shape[-2]
+        gradients = torch.cat([of_rows, virtual.gradient], -2)
         d_rows, *totals = gradients_by_pieces(queries, key, value, log_weight, gradients, scale, asking)
-        found.add_missed_(totals, key, value, mass, mean_key(key, mass), scale)
+        virtual.add_missed_(totals, key, value, mass, mean_key(key, mass), scale)
         return d_rows, totals[0], totals[1]
-    else:
-        given = (known.queries, key, value, log_weight, known.output, known.normalizer, scale)
-        d_rows, d_key, d_value = attend_backward(of_rows, *given)
-    if found is not None and mass is not None:
-        for total, part in zip((d_key, d_value), found.gradients(key, value, log_weight, mass, scale), strict=True):
+    _, queries, output, normalizer = known
+    d_rows, d_key, d_value = attend_backward(of_rows, queries, key, value, log_weight, output, normalizer, scale)
+    if found is not None:
+        parts = found[0].gradients(key, value, log_weight, found[1], scale)
+        for total, part in zip((d_key, d_value), parts, strict=True):
             total += part
     return d_rows, d_key, d_value
 
@@ -384,7 +387,7 @@ class _AttendMerged(torch.autograd.Function):
         return output
 
     @staticmethod
-    @first_derivative_only
+    @own_backward
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         (source, output), kept, rest = (saved[:4], saved[4]), saved[5 : 5 + SIZE], saved[5 + SIZE :]

@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from skeinformer.kernels.choice import fast_form, statistics_dtype
-from skeinformer.kernels.fused import attend_with_normalizer, row_gradients
+from skeinformer.kernels.fused import attend_with_normalizer
 from skeinformer.kernels.ranges import LOWEST
-from skeinformer.kernels.rows import batches, is_one_batch
+from skeinformer.kernels.rows import is_one_batch
 
 CACHED = 2**19  # scores that are worked on at a time
 HELD = 2**21  # scores of one head that may be held
-MANY_ROWS = 32  # from here on the weights of a key lie side by side
-FEWEST_ROWS = 16  # of each head at a time, whose gradients are found
 FAINT = 1e-30  # a sum of squares below has lost digits, or all
 
 
@@ -146,80 +144,3 @@ def log_column_sums(keys: Tensor, queries: Tensor, log_weight: Tensor, scale: fl
         largest = scores.amax(-2, keepdim=True)  # (B, 1, step)
         torch.sum(scores.sub_(largest).exp_(), -2, out=result).log_().add_(largest[:, 0])
     return log_sum.reshape(*batch, -1)
-
-
-@fast_form(row_gradients)
-def given_by_rows(
-    queries: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | None, gradient: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """`row_gradients`, by pieces where these are quicker."""
-    given = (queries, keys, values, log_weight, gradient, scale)
-    return gradients_by_pieces(*given)[1:] if takes_pieces(queries, keys) else row_gradients(*given)
-
-
-def takes_pieces(queries: Tensor, keys: Tensor) -> bool:
-    """Whether `gradients_by_pieces` takes these: one precision, and a few rows of weights that may be held."""
-    return keys.dtype == queries.dtype and FEWEST_ROWS * torch.get_num_threads() * keys.shape[-2] <= HELD
-
-
-def gradients_by_pieces(
-    queries: Tensor,  # (b, h, d, p)
-    keys: Tensor,  # (b, h, n, p)
-    values: Tensor,  # (b, h, n, p_v)
-    log_weight: Tensor | None,  # (b, h, n)
-    gradient: Tensor,  # (b, h, d, p_v), G
-    scale: float,
-    asking: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What exact rows give, given the gradient G of their output: to the first `asking` queries, to keys and values.
-
-    With E the weights of the keys before they are normalized, z = E 1 and g = G / z,
-
-        D = E * (g V^T)        S = D - E * (D 1) / z        dV = E^T g        dK = s S^T Q        dQ = s S K
-
-    are four products for a few rows at a time, five for rows that ask. The fused kernel makes seven: it also forms the
-    output, and scores twice. The results are dense in memory.
-    """
-    n, threads, others = keys.shape[-2], torch.get_num_threads(), queries.shape[-2] - asking
-    d_queries, d_keys, d_values = (
-        torch.empty(x.shape, dtype=keys.dtype) for x in (queries[..., :asking, :], keys, values)
-    )
-    weights = [] if log_weight is None else [log_weight.expand(keys.shape[:-1])[..., None]]
-    by_keys = max(asking, others) >= MANY_ROWS
-    heads = threads if by_keys else max(CACHED // (FEWEST_ROWS * n), threads)
-    rows = max(2 * CACHED // (heads * n), FEWEST_ROWS)
-    blocks = [*_blocks(0, asking, rows), *_blocks(asking, asking + others, rows)]
-    held = keys.new_empty(2, 0)  # one piece of memory: a fresh one costs more than a sum
-    for batch in batches(d_queries, d_keys, d_values, queries, keys, values, gradient, *weights):
-        for dq, dk, dv, all_q, k, v, all_g, *w in zip(*(torch.split(x, heads) for x in batch), strict=True):
-            for at in blocks:
-                q, g, kept = scale * all_q[:, at], all_g[:, at], min(at.start, 1)  # 0 at first: nothing is there yet
-                size = q.shape[:-1].numel() * n
-                held = held if held.shape[-1] >= size else held.new_empty(2, size)
-                shape = (len(q), n, q.shape[1]) if by_keys else (*q.shape[:2], n)
-                E, D = (x[:size].view(shape).mT if by_keys else x[:size].view(shape) for x in held)  # (heads, rows, n)
-                _product(q, k.mT, E)
-                for each in w:
-                    E += each.mT
-                E.sub_(E.amax(-1, keepdim=True).clamp(min=LOWEST)).exp_()
-                z = E.sum(-1, keepdim=True)
-                z = z.where(z > 0, 1)  # no live key: E is 0
-                dv.baddbmm_(E.mT, g / z, beta=kept)
-                _product(g / z, v.mT, D).mul_(E)
-                S = D.addcmul_(E, D.sum(-1, keepdim=True) / z, value=-1)
-                dk.baddbmm_(S.mT, q, beta=kept)
-                if at.stop <= asking:
-                    torch.mul(S @ k, scale, out=dq[:, at])
-    return d_queries, d_keys, d_values
-
-
-def _blocks(start: int, stop: int, size: int) -> list[slice]:
-    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
-
-
-def _product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """left @ right into `out`, whose columns or whose rows are dense: (B, r, p), (B, p, n), (B, r, n)."""
-    if out.stride(-1) == 1:
-        return torch.bmm(left, right, out=out)
-    torch.bmm(right.mT, left.mT, out=out.mT)
-    return out

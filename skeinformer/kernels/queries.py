@@ -8,8 +8,9 @@ from torch import Tensor
 
 from skeinformer.kernels.choice import fast_form
 from skeinformer.kernels.clusters import cluster_sums, weighted_row
-from skeinformer.kernels.pilots import CACHED, given_by_rows
+from skeinformer.kernels.pilots import CACHED
 from skeinformer.kernels.ranges import narrow
+from skeinformer.kernels.row_gradients import given_by_rows
 from skeinformer.kernels.rows import add_rows_, batches, gather_rows, pieces
 
 WIDE = 50  # the variance of scores within clusters at which their rows are believed by half

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skeinformer.kernels.choice import fast_form, first_derivative_only
+from skeinformer.kernels.choice import fast_form, own_backward
 
 
 class Chunks(NamedTuple):
@@ -91,7 +91,7 @@ class _AttendRounds(torch.autograd.Function):
         return output
 
     @staticmethod
-    @first_derivative_only
+    @own_backward
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, z, w, output, *rest = ctx.saved_tensors
         chunks, (b, h, n, p) = Chunks(*rest), output.shape

@@ -14,6 +14,7 @@ from skeinformer import cluster_attention as any_cluster_attention
 from skeinformer import skein_attention as any_skein_attention
 from skeinformer.attention import queries
 from skeinformer.attention.queries import SAMPLED_QUERIES, fresh_numbers, query_rows
+from skeinformer.kernels import row_gradients
 from skeinformer.kernels.choice import plain_forms
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.noise import gumbel
@@ -254,10 +255,36 @@ def test_extreme_logits_and_gradients_stay_finite(attention: Any, dtype: torch.d
 
 
 @pytest.mark.parametrize("attention", BOTH)
+@pytest.mark.parametrize("p_v", [8, 6])
+def test_a_backward_pass_inside_autocast_rounds_nothing(attention: Any, p_v: int) -> None:
+    """By hand, and with values of another width by autograd."""
+    inputs = tensors(1, 2, 100, p=8, p_v=p_v, dtype=torch.float32)
+    G = torch.randn(1, 2, 100, p_v, generator=generator(1))
+    output = attention(*inputs, budget=8, generator=generator(0))
+    outside = torch.autograd.grad(output, inputs, G, retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = torch.autograd.grad(output, inputs, G)
+    for ours, theirs in list(zip(inside, outside, strict=True))[0 if p_v == 8 else 1 :]:
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("attention", BOTH)
+def test_long_rows_take_the_fused_kernel(attention: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = tensors(2, 3, 100, p=8, p_v=8)
+    G = torch.randn(2, 3, 100, 8, generator=generator(1), dtype=torch.float64)
+    found = []
+    for held in (row_gradients.HELD, 1):
+        monkeypatch.setattr(row_gradients, "HELD", held)
+        found.append(torch.autograd.grad(attention(*inputs, budget=8, generator=generator(0)), inputs, G))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", BOTH)
 def test_nothing_of_size_n_times_d_is_held(attention: Any) -> None:
     """Half of the memory that n x d numbers take is enough for all of the backward pass, its results included.
 
-    n is large: what is worked on at a time, up to 2^20 numbers twice, does not grow with it.
+    n is large: pieces of a bounded size are held, see tests/kernels/test_row_gradients.py.
     """
     n, d = 32768, 256
     inputs = tensors(1, 1, n, p=8, p_v=8, dtype=torch.float32)

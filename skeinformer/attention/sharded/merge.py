@@ -16,7 +16,7 @@ from skeinformer.attention.virtual_keys import VirtualKeys
 from skeinformer.distributed.collectives import noted, sum_over
 from skeinformer.distributed.group import Group
 from skeinformer.distributed.selection import Chosen, choose_rows, is_chosen, rows_here, write_rows_here
-from skeinformer.kernels.choice import by_hand, first_derivative_only, recorded, statistics_dtype
+from skeinformer.kernels.choice import by_hand, own_backward, recorded, statistics_dtype
 from skeinformer.kernels.fused import attend, attend_with_normalizer
 from skeinformer.kernels.merge import Merge, Virtual
 from skeinformer.kernels.rows import add_rows_
@@ -88,7 +88,7 @@ class _AttendShares(torch.autograd.Function):
         return output
 
     @staticmethod
-    @first_derivative_only
+    @own_backward
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         with noted(ctx.group):
             return _gradients(ctx, gradient)

@@ -6,16 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from skeinformer.kernels import pilots
+from skeinformer.kernels import row_gradients as pieces
 from skeinformer.kernels.choice import plain_forms
 from skeinformer.kernels.fused import row_gradients
-from skeinformer.kernels.pilots import MANY_ROWS, given_by_rows, gradients_by_pieces
+from skeinformer.kernels.row_gradients import (
+    FEWEST_ROWS,
+    MANY_ROWS,
+    given_by_rows,
+    gradients_by_pieces,
+    takes_pieces,
+)
+from skeinformer.lab.measure.memory import peak_memory
 from tests.helpers import generator
 
 
-def rows_and_keys(rows: int, n: int, peak: float = 1.0) -> list[Tensor]:
+def rows_and_keys(rows: int, n: int, peak: float = 1.0, p_v: int = 8) -> list[Tensor]:
     """Queries, keys, values, log weights with empty slots, and the gradient of the rows' output."""
-    shapes = [(2, 3, rows, 8), (2, 3, n, 8), (2, 3, n, 8), (2, 3, n), (2, 3, rows, 8)]
+    shapes = [(2, 3, rows, 8), (2, 3, n, 8), (2, 3, n, p_v), (2, 3, n), (2, 3, rows, p_v)]
     q, k, v, w, g = (torch.randn(shape, generator=generator(i), dtype=torch.float64) for i, shape in enumerate(shapes))
     w[:, 1, ::3] = -math.inf
     return [peak * q, k, v, w, g]
@@ -33,7 +40,7 @@ def agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
 def test_pieces_give_what_all_scores_give(
     monkeypatch: pytest.MonkeyPatch, rows: int, weighted: bool, cached: int, peak: float
 ) -> None:
-    monkeypatch.setattr(pilots, "CACHED", cached)
+    monkeypatch.setattr(pieces, "CACHED", cached)
     q, k, v, w, g = rows_and_keys(rows, 50, peak)
     given = (q, k, v, w if weighted else None, g, 0.3)
     with plain_forms():
@@ -43,11 +50,15 @@ def test_pieces_give_what_all_scores_give(
 
 @pytest.mark.parametrize("asking", [1, 30, 69, 70])
 @pytest.mark.parametrize("cached", [1, 2**19])
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("p_v", [5, 8])
 def test_rows_that_ask_get_the_gradient_of_their_queries(
-    monkeypatch: pytest.MonkeyPatch, asking: int, cached: int
+    monkeypatch: pytest.MonkeyPatch, asking: int, cached: int, threads: int, p_v: int
 ) -> None:
-    monkeypatch.setattr(pilots, "CACHED", cached)
-    q, k, v, w, g = rows_and_keys(70, 50)
+    """With four threads the six heads are four and two."""
+    monkeypatch.setattr(pieces, "CACHED", cached)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    q, k, v, w, g = rows_and_keys(70, 50, p_v=p_v)
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     scores = 0.3 * inputs[0] @ inputs[1].mT + w[..., None, :]
     expected = torch.autograd.grad(scores.softmax(-1) @ inputs[2], inputs, g)
@@ -76,14 +87,31 @@ def test_a_row_without_a_live_key_gives_nothing(rows: int) -> None:
         assert each[0].any()
 
 
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize(("n", "rows"), [(1000, 600), (10_000, 300)])
+def test_what_is_held_is_bounded_whatever_the_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch, threads: int, n: int, rows: int
+) -> None:
+    """At most HELD numbers twice beside the results; all weights of the 12 heads would be many times that."""
+    monkeypatch.setattr(pieces, "CACHED", 2**13)
+    monkeypatch.setattr(pieces, "HELD", 2**21)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    q, k, v, g = (torch.randn(3, 4, size, 8, generator=generator(size)) for size in (rows, n, n, rows))
+    assert takes_pieces(q, k)
+    peak = peak_memory(lambda: gradients_by_pieces(q, k, v, None, g, 0.3))
+    results, piece = 2 * 4 * k.numel(), 4 * max(2**14, FEWEST_ROWS * threads * n)
+    assert results < peak < 1.5 * (results + 2 * piece) + 2**18
+    assert piece <= 4 * 2**21
+
+
 def test_long_rows_and_half_precision_go_through_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no more than HELD weights are ever held."""
     taken = []
-    monkeypatch.setattr(pilots, "row_gradients", lambda *given: taken.append(given[1].dtype) or row_gradients(*given))
+    monkeypatch.setattr(pieces, "row_gradients", lambda *given: taken.append(given[1].dtype) or row_gradients(*given))
     q, k, v, w, g = (x.float() for x in rows_and_keys(5, 50))
     given_by_rows(q, k, v, w, g, 0.3)
     assert taken == []
     given_by_rows(q, k.bfloat16(), v.bfloat16(), w, g, 0.3)
-    monkeypatch.setattr(pilots, "HELD", pilots.FEWEST_ROWS * torch.get_num_threads() * 50 - 1)
+    monkeypatch.setattr(pieces, "HELD", FEWEST_ROWS * torch.get_num_threads() * 50 - 1)
     given_by_rows(q, k, v, w, g, 0.3)
     assert taken == [torch.bfloat16, torch.float32]
