@@ -5,8 +5,8 @@
     python -m studies.limits --records finetune.jsonl runs/records.jsonl lra/records.jsonl
 
 An arm is a method with options; `mixed` (studies/mixed.py) is the cluster sketch with exact parts put in, as in
-mixed:output=exact or mixed:dq=exact,dk=exact,dv=exact. `policy` (studies/policies.py) has one layer exact, fixed draws
-or a budget that changes, as in policy:later=64,after=300. With arms this trains them from scratch by the recipe
+mixed:output=exact or mixed:dk=exact,dq=exact,dv=exact. `policy` (studies/policies.py) has some layers exact, fixed
+draws or a budget that changes, as in policy:after=300,later=64. With arms this trains them from scratch by the recipe
 `cpu` on a store of `skein data`, what is done already left out. Then it prints a table of all records: for each arm the
 mean over seeds of its difference to exact attention with the same seed, the same order of the data and the same start,
 with a 95 % interval by Student's t. The loss of a run is the mean over the second half of its steps. Runs of `skein
@@ -28,7 +28,7 @@ from skeinformer.lab.commands.train import run_train
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.store import open_store
-from skeinformer.lab.records import RUN_KEYS, Ledger, Record, append, key_of, machine, read, read_known
+from skeinformer.lab.records import RUN_KEYS, Ledger, Record, Value, append, key_of, machine, read, read_known
 from skeinformer.lab.report.intervals import t_interval
 from skeinformer.lab.training.options import Train
 from skeinformer.nn.functional import EXACT
@@ -128,19 +128,18 @@ def train_arms(options: Limits) -> Path:
         raise ValueError("--arms needs --data, a store of `skein data`")
     task = str(open_store(options.data).meta.task)
     records = options.out / "records.jsonl"
-    known = [record for path in options.records for record in read(path) if record.get("kind") == "limits"]
-    done = Ledger(KEYS, [*known, *read_known(records)])
-    changed = {"steps": options.steps, "num_layers": options.num_layers, "batch": options.batch}
+    given = [record for path in options.records for record in read(path)]
+    done = Ledger(KEYS, [known for record in (*given, *read_known(records)) if (known := cell_of(record))])
+    changes: Record = {"asked": options.steps, "num_layers": options.num_layers, "batch": options.batch}
     for seed in options.seeds:
-        for arm in options.arms:
+        for arm in map(ordered, options.arms):
             for budget in options.budgets if parse(arm).method != EXACT else (None,):
-                cell: Record = {"task": task, "arm": arm, "d": budget, "seed": seed, "asked": options.steps}
-                cell |= {name: changed[name] for name in ("num_layers", "batch")}
+                cell: Record = {"task": task, "arm": arm, "d": budget, "seed": seed, **changes}
                 if cell in done:
                     continue
-                changes = [f"-{name}{value}" for name, value in changed.items() if value is not None]
-                name = f"{task}-{arm.translate(str.maketrans(':,=', '---'))}-{budget}{''.join(changes)}-seed{seed}"
-                folder = options.out / name
+                parts = [f"{name}{value}" for name, value in cell.items() if name in changes and value is not None]
+                plain_arm = arm.translate(str.maketrans(":,=", "---"))
+                folder = options.out / "-".join([task, plain_arm, str(budget), *parts, f"seed{seed}"])
                 result = run_train(
                     Train(
                         task=task,
@@ -172,6 +171,16 @@ def train_arms(options: Limits) -> Path:
     return records
 
 
+def cell_of(record: Record) -> Record | None:
+    """What a record of this study, or of `skein lra`, is about; None for others."""
+    if record.get("kind") == "limits":
+        return {**record, "arm": ordered(str(record["arm"]))}
+    if is_arm(record):
+        arm = arm_of(record)
+        return {**{name: record[name] for name in ("task", "seed")}, "arm": arm, "d": budget_of(arm, record)}
+    return None
+
+
 def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, dict[tuple[str, int | None], Difference]]:
     """By study and arm, for all that was run with the arm `against` too."""
     found: dict[str, dict[tuple[str, int | None], dict[int, RunOutcome]]] = defaultdict(lambda: defaultdict(dict))
@@ -179,23 +188,25 @@ def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, di
     for record in records:
         if record.get("kind") == "finetune":
             title = (
-                f"fine-tuning, n = {record['n']}, {record['steps']} steps of {record['batch']}, "
-                f"{record['test_examples']} test reviews, {record.get('autocast') or 'float32'}"
+                f"fine-tuning, n = {record['n']}, {record['steps']} steps of {record['batch']}, learning rate "
+                f"{record['learning_rate']:g}, {record['test_examples']} test reviews, "
+                f"{record.get('autocast') or 'float32'}"
             )
-            arm, budget, accuracy = arm_of(record), record.get("budget"), record["test_accuracy"]
-            loss = record["second_half_loss"]
+            arm, accuracy, loss = arm_of(record), record["test_accuracy"], record["second_half_loss"]
+            budget = budget_of(arm, record)
         elif record.get("kind") == "limits":
             title = f"{record['task']} from scratch, {record['steps']} steps"
             title += f" of {record['batch']}" if record.get("batch") else ""
-            title += f", {record['num_layers']} layers" if record.get("num_layers") else ""
-            arm, budget, accuracy = str(record["arm"]), record["d"], record["accuracy"]
+            title += f", layers: {record['num_layers']}" if record.get("num_layers") else ""
+            arm, budget, accuracy = ordered(str(record["arm"])), record["d"], record["accuracy"]
             loss = record["second_half_loss"]
         elif record.get("kind") == "lra_check":
             checks[key_of(record, RUN_KEYS)][int(record["step"])] = float(record["loss"])  # type: ignore[arg-type]
             continue
         elif is_arm(record):
             title = f"{record['task']} from scratch, {record['steps']} steps"
-            arm, budget, accuracy = arm_of(record), record["budget"], record["test_accuracy"]
+            arm, accuracy = arm_of(record), record["test_accuracy"]
+            budget = budget_of(arm, record)
             losses = checks[key_of(record, RUN_KEYS)]
             if not losses:
                 raise ValueError(
@@ -204,7 +215,6 @@ def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, di
             loss = second_half(list(losses.values()))
         else:
             continue
-        budget = None if arm == EXACT else budget
         outcome = RunOutcome(float(loss), float(accuracy), record.get("test_loss"))  # type: ignore[arg-type]
         found[title][arm, budget][int(record["seed"])] = outcome  # type: ignore[arg-type,index]
     return {title: paired(arms, against) for title, arms in found.items()}
@@ -223,7 +233,18 @@ def is_arm(record: Record) -> bool:
 def arm_of(record: Record) -> str:
     """The method with its options."""
     options = record.get("options") or ""
-    return f"{record['method']}:{options}" if options else str(record["method"])
+    return ordered(f"{record['method']}:{options}" if options else str(record["method"]))
+
+
+def ordered(arm: str) -> str:
+    """The same arm with its options in the order of their names: written otherwise it is no other arm."""
+    method, colon, options = arm.partition(":")
+    return method + colon + ",".join(sorted(options.split(",")))
+
+
+def budget_of(arm: str, record: Record) -> Value:
+    """None for exact attention, whatever a record says."""
+    return None if arm == EXACT else record.get("budget")
 
 
 def paired(

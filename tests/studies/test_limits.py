@@ -1,5 +1,6 @@
 """What limits training: arms are trained once, and differences are paired by seed."""
 
+import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -134,8 +135,8 @@ def test_another_task_number_of_steps_or_shape_is_another_run(tmp_path: Path) ->
     records = list(read(tmp_path / "runs" / "records.jsonl"))
     assert [tuple(record[name] for name in ("task", "steps", "num_layers", "batch")) for record in records] == [*runs]
     assert list(differences(records))[-2:] == [
-        "image from scratch, 2 steps, 1 layers",
-        "image from scratch, 2 steps of 3, 1 layers",
+        "image from scratch, 2 steps, layers: 1",
+        "image from scratch, 2 steps of 3, layers: 1",
     ]
 
 
@@ -147,6 +148,36 @@ def test_what_given_records_hold_is_not_trained_again(tmp_path: Path) -> None:
     run_limits(replace(options, records=(known,), out=tmp_path / "second"), Console(file=shown, width=120))
     assert not (tmp_path / "second").exists()
     assert "softmax" in shown.getvalue()
+
+
+def test_what_the_long_range_arena_ran_is_not_trained_again(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "text", "text")
+    run: Record = {"recipe": "cpu", "task": "text", "method": "softmax", "options": "", "seed": 0, "overrides": ""}
+    with (tmp_path / "lra.jsonl").open("w") as file:
+        for record in (
+            {"kind": "lra_check", **run, "step": 1, "loss": 0.5},
+            {"kind": "lra_run", **run, "steps": 400, "budget": 32, "test_accuracy": 0.3},
+        ):
+            file.write(json.dumps(record) + "\n")
+    options = Limits(records=(tmp_path / "lra.jsonl",), arms=("softmax",), data=tmp_path / "text", seeds=(0,))
+    run_limits(replace(options, out=tmp_path / "runs"), Console(file=StringIO(), width=120))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_order_of_options_makes_no_other_arm() -> None:
+    run: Record = {"kind": "limits", "task": "text", "steps": 2, "accuracy": 0.5, "second_half_loss": 1.0, "d": 16}
+    arms = ("softmax", "mixed:dq=exact,dk=exact", "mixed:dk=exact,dq=exact")
+    (table,) = differences([{**run, "arm": arm, "seed": 0} for arm in arms]).values()
+    assert set(table) == {("softmax", 16), ("mixed:dk=exact,dq=exact", 16)}
+
+
+def test_another_learning_rate_is_another_table() -> None:
+    run: Record = {"kind": "finetune", "n": 8, "steps": 2, "batch": 4, "test_examples": 3, "seed": 0, "options": ""}
+    run |= {"test_accuracy": 0.5, "second_half_loss": 1.0, "method": "softmax"}
+    assert list(differences([{**run, "learning_rate": rate} for rate in (1e-4, 5e-5)])) == [
+        f"fine-tuning, n = 8, 2 steps of 4, learning rate {rate}, 3 test reviews, float32"
+        for rate in ("0.0001", "5e-05")
+    ]
 
 
 def test_nothing_to_show_is_an_error() -> None:
