@@ -174,10 +174,11 @@ def train_arms(options: Limits) -> Path:
 def cell_of(record: Record) -> Record | None:
     """What a record of this study, or of `skein lra`, is about; None for others."""
     if record.get("kind") == "limits":
-        return {**record, "arm": ordered(str(record["arm"]))}
+        arm = ordered(str(record["arm"]))
+        return {**record, "arm": arm, "d": budget_of(arm, record)}
     if is_arm(record):
         arm = arm_of(record)
-        return {**{name: record[name] for name in ("task", "seed")}, "arm": arm, "d": budget_of(arm, record)}
+        return {"task": record["task"], "seed": record["seed"], "arm": arm, "d": budget_of(arm, record)}
     return None
 
 
@@ -198,8 +199,8 @@ def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, di
             title = f"{record['task']} from scratch, {record['steps']} steps"
             title += f" of {record['batch']}" if record.get("batch") else ""
             title += f", layers: {record['num_layers']}" if record.get("num_layers") else ""
-            arm, budget, accuracy = ordered(str(record["arm"])), record["d"], record["accuracy"]
-            loss = record["second_half_loss"]
+            arm, accuracy, loss = ordered(str(record["arm"])), record["accuracy"], record["second_half_loss"]
+            budget = budget_of(arm, record)
         elif record.get("kind") == "lra_check":
             checks[key_of(record, RUN_KEYS)][int(record["step"])] = float(record["loss"])  # type: ignore[arg-type]
             continue
@@ -215,8 +216,11 @@ def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, di
             loss = second_half(list(losses.values()))
         else:
             continue
-        outcome = RunOutcome(float(loss), float(accuracy), record.get("test_loss"))  # type: ignore[arg-type]
-        found[title][arm, budget][int(record["seed"])] = outcome  # type: ignore[arg-type,index]
+        runs, seed = found[title][arm, budget], int(record["seed"])  # type: ignore[arg-type,index]
+        test_loss = record.get("test_loss")
+        if test_loss is None and seed in runs:  # a record of the same run that has it
+            test_loss = runs[seed].test_loss
+        runs[seed] = RunOutcome(float(loss), float(accuracy), test_loss)  # type: ignore[arg-type]
     return {title: paired(arms, against) for title, arms in found.items()}
 
 
@@ -243,8 +247,8 @@ def ordered(arm: str) -> str:
 
 
 def budget_of(arm: str, record: Record) -> Value:
-    """None for exact attention, whatever a record says."""
-    return None if arm == EXACT else record.get("budget")
+    """d of a record of any kind; None for exact attention, whatever the record says."""
+    return None if arm == EXACT else record.get("d", record.get("budget"))
 
 
 def paired(
@@ -285,8 +289,8 @@ def table_of(
 ) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     """Headings, and a row for each arm: the own values of the arm `against`, the others' differences to them."""
     rows: list[tuple[str, ...]] = []
-    ordered = sorted(arms.items(), key=lambda item: (item[0][0] != against, item[0][0], item[0][1] or 0))
-    for (arm, budget), (seeds, loss, accuracy, test_loss) in ordered:
+    in_order = sorted(arms.items(), key=lambda item: (item[0][0] != against, item[0][0], item[0][1] or 0))
+    for (arm, budget), (seeds, loss, accuracy, test_loss) in in_order:
         sign = "" if arm == against else "+"
         percent = Spread(100 * accuracy.mean, None if accuracy.half is None else 100 * accuracy.half)
         cells = (arm, "" if budget is None else str(budget), str(seeds), loss.shown(3, sign), percent.shown(1, sign))

@@ -11,7 +11,7 @@ from skeinformer.kernels.ranges import LOWEST
 from skeinformer.kernels.rows import is_one_batch
 
 CACHED = 2**19  # scores that are worked on at a time
-HELD = 2**21  # scores of one head that may be held
+HELD = 2**21  # scores that may be held at a time
 FAINT = 1e-30  # a sum of squares below has lost digits, or all
 
 

@@ -168,7 +168,14 @@ def test_the_order_of_options_makes_no_other_arm() -> None:
     run: Record = {"kind": "limits", "task": "text", "steps": 2, "accuracy": 0.5, "second_half_loss": 1.0, "d": 16}
     arms = ("softmax", "mixed:dq=exact,dk=exact", "mixed:dk=exact,dq=exact")
     (table,) = differences([{**run, "arm": arm, "seed": 0} for arm in arms]).values()
-    assert set(table) == {("softmax", 16), ("mixed:dk=exact,dq=exact", 16)}
+    assert set(table) == {("softmax", None), ("mixed:dk=exact,dq=exact", 16)}  # exact attention has no budget
+
+
+def test_a_later_record_of_a_run_does_not_lose_its_test_loss() -> None:
+    run: Record = {"kind": "limits", "task": "text", "steps": 2, "accuracy": 0.5, "second_half_loss": 1.0, "seed": 0}
+    records: list[Record] = [{**run, "arm": "softmax", "test_loss": 2.0}, {**run, "arm": "softmax"}]
+    (table,) = differences(records).values()
+    assert table["softmax", None].test_loss == (2.0, None)
 
 
 def test_another_learning_rate_is_another_table() -> None:
