@@ -39,7 +39,7 @@ from studies.pages import filled, markdown
 
 RECIPE = "cpu"
 FEWEST = 2  # seeds that give an interval
-KEYS = ("task", "arm", "d", "seed", "asked", "num_layers", "batch")  # what tells runs apart; asked: steps
+KEYS = ("task", "arm", "d", "seed", "asked", "num_layers", "batch", "max_len")  # what tells runs apart; asked: steps
 HEAD = ("arm", "d", "seeds", "loss", "accuracy, %", "test loss")
 OF_LRA = (EXACT, "cluster", "skeinformer")  # methods of the Long Range Arena's records that are arms
 
@@ -64,6 +64,8 @@ class Limits:
     """Layers of the model. Default: those of the recipe."""
     batch: int | None = None
     """Examples in a step. Default: those of the recipe."""
+    max_len: int | None = None
+    """Tokens of an example, such as 1024 for a store of whole images. Default: those of the recipe."""
     out: Path = Path("limits")
     """The folder of the runs and their records.jsonl."""
     threads: int | None = 1
@@ -130,7 +132,12 @@ def train_arms(options: Limits) -> Path:
     records = options.out / "records.jsonl"
     given = [record for path in options.records for record in read(path)]
     done = Ledger(KEYS, [known for record in (*given, *read_known(records)) if (known := cell_of(record))])
-    changes: Record = {"asked": options.steps, "num_layers": options.num_layers, "batch": options.batch}
+    changes: Record = {
+        "asked": options.steps,
+        "num_layers": options.num_layers,
+        "batch": options.batch,
+        "max_len": options.max_len,
+    }
     for seed in options.seeds:
         for arm in map(ordered, options.arms):
             for budget in options.budgets if parse(arm).method != EXACT else (None,):
@@ -154,6 +161,7 @@ def train_arms(options: Limits) -> Path:
                         steps=options.steps,
                         num_layers=options.num_layers,
                         batch=options.batch,
+                        max_len=options.max_len,
                     )
                 )
                 checks = [record for record in read(folder / "records.jsonl") if record["kind"] == "lra_check"]
@@ -165,6 +173,7 @@ def train_arms(options: Limits) -> Path:
                     "steps": result["steps"],
                     "accuracy": result["test_accuracy"],
                     "test_loss": result["test_loss"],
+                    "cpu_seconds": result["cpu_seconds"],
                     **machine(),
                 }
                 append(records, arm_record)
@@ -198,6 +207,7 @@ def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, di
         elif record.get("kind") == "limits":
             title = f"{record['task']} from scratch, {record['steps']} steps"
             title += f" of {record['batch']}" if record.get("batch") else ""
+            title += f", {record['max_len']} tokens" if record.get("max_len") else ""
             title += f", layers: {record['num_layers']}" if record.get("num_layers") else ""
             arm, accuracy, loss = ordered(str(record["arm"])), record["accuracy"], record["second_half_loss"]
             budget = budget_of(arm, record)

@@ -126,17 +126,24 @@ def test_arms_are_trained_once_and_shown(tmp_path: Path) -> None:
 def test_another_task_number_of_steps_or_shape_is_another_run(tmp_path: Path) -> None:
     write_tiny(tmp_path / "text", "text")
     write_tiny(tmp_path / "image", "image")
-    runs = (("text", 2, None, None), ("image", 2, None, None), ("image", 3, None, None), ("image", 2, 1, None))
-    runs += (("image", 2, 1, 3),)
-    for task, steps, num_layers, batch in runs:
+    changed = ("steps", "num_layers", "batch", "max_len")
+    runs = (
+        ("text", 2, None, None, None),
+        ("image", 2, None, None, None),
+        ("image", 3, None, None, None),
+        ("image", 2, 1, None, None),
+        ("image", 2, 1, 3, None),
+        ("image", 2, 1, 3, 1024),
+    )
+    for task, *changes in runs:
         options = Limits(arms=("softmax",), data=tmp_path / task, seeds=(0,), out=tmp_path / "runs")
-        options = replace(options, steps=steps, num_layers=num_layers, batch=batch)
-        run_limits(options, Console(file=StringIO(), width=120))
+        run_limits(replace(options, **dict(zip(changed, changes, strict=True))), Console(file=StringIO(), width=120))
     records = list(read(tmp_path / "runs" / "records.jsonl"))
-    assert [tuple(record[name] for name in ("task", "steps", "num_layers", "batch")) for record in records] == [*runs]
-    assert list(differences(records))[-2:] == [
+    assert [tuple(record[name] for name in ("task", *changed)) for record in records] == [*runs]
+    assert list(differences(records))[-3:] == [
         "image from scratch, 2 steps, layers: 1",
         "image from scratch, 2 steps of 3, layers: 1",
+        "image from scratch, 2 steps of 3, 1024 tokens, layers: 1",
     ]
 
 
