@@ -10,7 +10,8 @@ draws or a budget that changes, as in policy:after=300,later=64. With arms this 
 `cpu` on a store of `skein data`, what is done already left out. Then it prints a table of all records: for each arm the
 mean over seeds of its difference to exact attention with the same seed, the same order of the data and the same start,
 with a 95 % interval by Student's t. The loss of a run is the mean over the second half of its steps. Runs of `skein
-lra` by the recipe itself are arms too, so that nothing is trained twice.
+lra` by the recipe itself are arms too, so that nothing is trained twice. V-mean among them gives every token the mean
+of all values: its difference is what attention is worth on a task.
 """
 
 import sys
@@ -30,6 +31,7 @@ from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.store import open_store
 from skeinformer.lab.records import RUN_KEYS, Ledger, Record, Value, append, key_of, machine, read, read_known
 from skeinformer.lab.report.intervals import t_interval
+from skeinformer.lab.report.published import TASKS
 from skeinformer.lab.training.options import Train
 from skeinformer.nn.functional import EXACT
 from studies.command import start
@@ -38,10 +40,12 @@ from studies.offered import studied_methods
 from studies.pages import filled, markdown
 
 RECIPE = "cpu"
+TUNED = "Fine-tuning MiniLM"
 FEWEST = 2  # seeds that give an interval
 KEYS = ("task", "arm", "d", "seed", "asked", "num_layers", "batch", "max_len")  # what tells runs apart; asked: steps
-HEAD = ("arm", "d", "seeds", "loss", "accuracy, %", "test loss")
-OF_LRA = (EXACT, "cluster", "skeinformer")  # methods of the Long Range Arena's records that are arms
+HEAD = ("arm", "d", "seeds", "training loss", "accuracy, %", "test loss")
+SCALE = "vmean"  # without attention: its difference is what attention is worth
+OF_LRA = (EXACT, "cluster", "skeinformer", SCALE)  # methods of the Long Range Arena's records that are arms
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,10 @@ class Limits:
     """Threads of torch."""
     against: str = EXACT
     """The arm that the others are compared with, at the same d where it has one."""
+    shown_seeds: tuple[int, ...] = ()
+    """Seeds that the tables are made of. Default: all."""
     page: Path | None = None
-    """A page whose tables, between the marks `limits` and `end`, are written anew, such as docs/training.md."""
+    """A page whose tables, between the marks `limits` and `end`, are written anew, such as docs/training-runs.md."""
 
 
 class RunOutcome(NamedTuple):
@@ -103,6 +109,13 @@ class Difference(NamedTuple):
     accuracy: Spread
     test_loss: Spread | None = None
 
+    def outcomes(self) -> tuple[Spread, ...]:
+        """What was measured."""
+        return tuple(spread for spread in self[1:] if spread is not None)
+
+
+Arms = dict[tuple[str, int | None], Difference]  # by arm and d
+
 
 def run_limits(options: Limits, console: Console | None = None) -> None:
     """Train what is asked for and not there, then print the table."""
@@ -114,14 +127,19 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
         files += [trained] if trained.is_file() else []
     if not files:
         raise ValueError("there is nothing to show; give --records, or --arms and --data to train")
-    found = differences((record for path in files for record in read(path)), options.against)
+    if options.page is not None and (options.against != EXACT or options.shown_seeds):
+        raise ValueError(
+            "--page shows differences to exact attention over all seeds; leave out --against and --shown-seeds"
+        )
+    found = differences((record for path in files for record in read(path)), options.against, options.shown_seeds)
+    found = {title: found[title] for title in sorted(found, key=lambda title: (title.startswith(TUNED), title))}
+    count = exclusions(found.values(), options.against)
     for title, arms in found.items():
         print_whole(console, plain_table(*table_of(arms, options.against), title=title))
+    console.print(count)
     if options.page is not None:
-        if options.against != EXACT:
-            raise ValueError("--page shows differences to exact attention; leave out --against")
-        tables = [f"{title[0].upper()}{title[1:]}:\n\n{markdown(*table_of(arms))}" for title, arms in found.items()]
-        write_whole(filled(options.page.read_text(), {"limits": "\n\n".join(tables)}), options.page)
+        tables = [f"{title}:\n\n{markdown(*table_of(arms))}" for title, arms in found.items()]
+        write_whole(filled(options.page.read_text(), {"limits": "\n\n".join([*tables, count])}), options.page)
 
 
 def train_arms(options: Limits) -> Path:
@@ -191,21 +209,30 @@ def cell_of(record: Record) -> Record | None:
     return None
 
 
-def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, dict[tuple[str, int | None], Difference]]:
-    """By study and arm, for all that was run with the arm `against` too."""
+def exclusions(found: Iterable[Arms], against: str = EXACT) -> str:
+    """How many intervals of differences exclude 0, without those of V-mean: with many of them, some do by chance."""
+    rows = [row for arms in found for (arm, _), row in arms.items() if arm not in (against, SCALE)]
+    spreads = [spread for row in rows for spread in row.outcomes()]
+    halves = [(spread.mean, spread.half) for spread in spreads if spread.half is not None]
+    out = sum(abs(mean) > half for mean, half in halves)
+    return f"Of {len(halves)} intervals {out} exclude 0; by chance alone one of twenty does."
+
+
+def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence[int] = ()) -> dict[str, Arms]:
+    """By study and arm, for all that was run with the arm `against` too; of these seeds, or of all."""
     found: dict[str, dict[tuple[str, int | None], dict[int, RunOutcome]]] = defaultdict(lambda: defaultdict(dict))
     checks: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)  # of `skein lra`: a run's losses by step
     for record in records:
         if record.get("kind") == "finetune":
             title = (
-                f"fine-tuning, n = {record['n']}, {record['steps']} steps of {record['batch']}, learning rate "
+                f"{TUNED}, n = {record['n']}, {record['steps']} steps of {record['batch']}, learning rate "
                 f"{record['learning_rate']:g}, {record['test_examples']} test reviews, "
                 f"{record.get('autocast') or 'float32'}"
             )
             arm, accuracy, loss = arm_of(record), record["test_accuracy"], record["second_half_loss"]
             budget = budget_of(arm, record)
         elif record.get("kind") == "limits":
-            title = f"{record['task']} from scratch, {record['steps']} steps"
+            title = f"{name_of(record)} from scratch, {record['steps']} steps"
             title += f" of {record['batch']}" if record.get("batch") else ""
             title += f", {record['max_len']} tokens" if record.get("max_len") else ""
             title += f", layers: {record['num_layers']}" if record.get("num_layers") else ""
@@ -215,7 +242,7 @@ def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, di
             checks[key_of(record, RUN_KEYS)][int(record["step"])] = float(record["loss"])  # type: ignore[arg-type]
             continue
         elif is_arm(record):
-            title = f"{record['task']} from scratch, {record['steps']} steps"
+            title = f"{name_of(record)} from scratch, {record['steps']} steps"
             arm, accuracy = arm_of(record), record["test_accuracy"]
             budget = budget_of(arm, record)
             losses = checks[key_of(record, RUN_KEYS)]
@@ -227,6 +254,8 @@ def differences(records: Iterable[Record], against: str = EXACT) -> dict[str, di
         else:
             continue
         runs, seed = found[title][arm, budget], int(record["seed"])  # type: ignore[arg-type,index]
+        if seeds and seed not in seeds:
+            continue
         test_loss = record.get("test_loss")
         if test_loss is None and seed in runs:  # a record of the same run that has it
             test_loss = runs[seed].test_loss
@@ -242,6 +271,11 @@ def is_arm(record: Record) -> bool:
         and record["method"] in OF_LRA
         and not record["overrides"]
     )
+
+
+def name_of(record: Record) -> str:
+    """The task's, such as ListOps."""
+    return TASKS[str(record["task"])]
 
 
 def arm_of(record: Record) -> str:
@@ -261,9 +295,7 @@ def budget_of(arm: str, record: Record) -> Value:
     return None if arm == EXACT else record.get("d", record.get("budget"))
 
 
-def paired(
-    arms: dict[tuple[str, int | None], dict[int, RunOutcome]], against: str
-) -> dict[tuple[str, int | None], Difference]:
+def paired(arms: dict[tuple[str, int | None], dict[int, RunOutcome]], against: str) -> Arms:
     """Every arm less the one `against`, of the same d or without one, over the seeds that both have."""
     result = {}
     for arm, runs in arms.items():
@@ -294,9 +326,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean(values), (high - low) / 2)
 
 
-def table_of(
-    arms: dict[tuple[str, int | None], Difference], against: str = EXACT
-) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+def table_of(arms: Arms, against: str = EXACT) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     """Headings, and a row for each arm: the own values of the arm `against`, the others' differences to them."""
     rows: list[tuple[str, ...]] = []
     in_order = sorted(arms.items(), key=lambda item: (item[0][0] != against, item[0][0], item[0][1] or 0))

@@ -11,7 +11,7 @@ from rich.console import Console
 from skeinformer.attention import METHODS
 from skeinformer.lab.records import Record, read
 from studies.finetune import second_half
-from studies.limits import Limits, differences, run_limits, table_of
+from studies.limits import Limits, differences, exclusions, run_limits, table_of
 from tests.lab.training.tiny import write_tiny
 
 
@@ -52,7 +52,7 @@ def test_another_arm_is_compared_with_at_the_same_budget() -> None:
         ("other", 16): 0.25,
         ("other", 64): 0.125,
     }
-    assert differences(records)["text from scratch, 2 steps"] == {}  # exact attention was not run
+    assert differences(records)["Text from scratch, 2 steps"] == {}  # exact attention was not run
 
 
 def test_the_test_loss_is_shown_where_both_arms_have_it() -> None:
@@ -120,7 +120,7 @@ def test_arms_are_trained_once_and_shown(tmp_path: Path) -> None:
             "mixed:output=exact",
         ]
     assert "mixed:output=exact" in console.file.getvalue()  # type: ignore[attr-defined]
-    assert "Text from scratch, 2 steps:\n\n| arm | d | seeds | loss |" in page.read_text()
+    assert "Text from scratch, 2 steps:\n\n| arm | d | seeds | training loss |" in page.read_text()
 
 
 def test_another_task_number_of_steps_or_shape_is_another_run(tmp_path: Path) -> None:
@@ -141,9 +141,9 @@ def test_another_task_number_of_steps_or_shape_is_another_run(tmp_path: Path) ->
     records = list(read(tmp_path / "runs" / "records.jsonl"))
     assert [tuple(record[name] for name in ("task", *changed)) for record in records] == [*runs]
     assert list(differences(records))[-3:] == [
-        "image from scratch, 2 steps, layers: 1",
-        "image from scratch, 2 steps of 3, layers: 1",
-        "image from scratch, 2 steps of 3, 1024 tokens, layers: 1",
+        "Image from scratch, 2 steps, layers: 1",
+        "Image from scratch, 2 steps of 3, layers: 1",
+        "Image from scratch, 2 steps of 3, 1024 tokens, layers: 1",
     ]
 
 
@@ -189,9 +189,34 @@ def test_another_learning_rate_is_another_table() -> None:
     run: Record = {"kind": "finetune", "n": 8, "steps": 2, "batch": 4, "test_examples": 3, "seed": 0, "options": ""}
     run |= {"test_accuracy": 0.5, "second_half_loss": 1.0, "method": "softmax"}
     assert list(differences([{**run, "learning_rate": rate} for rate in (1e-4, 5e-5)])) == [
-        f"fine-tuning, n = 8, 2 steps of 4, learning rate {rate}, 3 test reviews, float32"
+        f"Fine-tuning MiniLM, n = 8, 2 steps of 4, learning rate {rate}, 3 test reviews, float32"
         for rate in ("0.0001", "5e-05")
     ]
+
+
+def test_v_mean_is_the_scale_and_some_intervals_exclude_0_by_chance() -> None:
+    run: Record = {"kind": "limits", "task": "text", "steps": 2, "d": 16}
+    records: list[Record] = [
+        {**run, "arm": arm, "seed": seed, "second_half_loss": loss + seed, "accuracy": 0.5 + off * seed}
+        for arm, loss, off in (("softmax", 1.0, 0.0), ("cluster", 1.25, 0.1), ("vmean", 2.0, 0.0))
+        for seed in range(3)
+    ]
+    (table,) = differences(records).values()
+    assert exclusions([table]) == "Of 2 intervals 1 exclude 0; by chance alone one of twenty does."
+
+
+def test_tables_of_some_seeds() -> None:
+    run: Record = {"kind": "limits", "task": "text", "steps": 2, "accuracy": 0.5, "d": 16}
+    records: list[Record] = [
+        {**run, "arm": arm, "seed": seed, "second_half_loss": loss * (seed + 1)}
+        for arm, loss in (("softmax", 1.0), ("cluster", 2.0))
+        for seed in range(4)
+    ]
+    (table,) = differences(records, seeds=(2, 3)).values()
+    assert table["cluster", 16].seeds == 2
+    assert table["cluster", 16].loss.mean == 3.5
+    with pytest.raises(ValueError, match="over all seeds; leave out"):
+        run_limits(Limits(records=(Path("x"),), shown_seeds=(2,), page=Path("page.md")))
 
 
 def test_nothing_to_show_is_an_error() -> None:
