@@ -40,7 +40,7 @@ from studies.offered import studied_methods
 from studies.pages import filled, markdown
 
 RECIPE = "cpu"
-TUNED = "Fine-tuning MiniLM"
+TUNED = "Fine-tuning"
 FEWEST = 2  # seeds that give an interval
 KEYS = ("task", "arm", "d", "seed", "asked", "num_layers", "batch", "max_len")  # what tells runs apart; asked: steps
 HEAD = ("arm", "d", "seeds", "training loss", "accuracy, %", "test loss")
@@ -225,7 +225,8 @@ def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence
     for record in records:
         if record.get("kind") == "finetune":
             title = (
-                f"{TUNED}, n = {record['n']}, {record['steps']} steps of {record['batch']}, learning rate "
+                f"{TUNED} {record['model']} on {record['text']}, reviews of at least {record['min_tokens']} tokens cut "
+                f"after {record['n']}, {record['steps']} steps of {record['batch']}, learning rate "
                 f"{record['learning_rate']:g}, {record['test_examples']} test reviews, "
                 f"{record.get('autocast') or 'float32'}"
             )

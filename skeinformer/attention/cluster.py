@@ -106,9 +106,10 @@ class Cluster(MergedAttention):
     each cluster its mass there. `first_order` adds the linear term: C is the covariance of keys and values within
     clusters, a in [0, 1] fits the pilots. `quality` sets what is not given: "fast" is 16 clusters (the `budget`, d)
     and 16 pilots, "accurate" 128 and 64 (pilots never more than clusters), both with 1 Lloyd step. `gradient` is what
-    keys and values get in the backward pass: with "keys" the derivative of the output; with "queries" an estimate of
-    the gradient of exact attention, from the exact rows of 7 d / 8 virtual queries, but at least 20. Exact where d is
-    at least the number of real keys. No parameters.
+    keys and values get in the backward pass: with "keys", the default, the derivative of the output; with "queries" an
+    estimate of the gradient of exact attention, from the exact rows of 7 d / 8 virtual queries, but at least 20. Then
+    forward and backward take 1.4 to 1.6 times as long; docs/training.md says where that pays. Exact where d is at least
+    the number of real keys. No parameters.
     Time O(n (d + P + p) p), memory O((n + d) p).
     """
 

@@ -115,9 +115,10 @@ class Skeinformer(MergedAttention):
     fewer are faster, and 32 are about as good on long sequences). Then d = `budget` columns J' are drawn without
     replacement with p_i ~ (sum_J b_ji^2)^(1/2) |V_i| (`columns`: "importance"). The others are filled with the
     geometric mean of those (`row_norm`: "adaptive"; "simple" leaves them out; "none" is the unbiased D^-1 A S S^T V).
-    The pilot rows are written over the result (`reuse_pilots`). Selection carries no gradient; everything
-    selected, the mean key and the mean value do. With `gradient` "queries" keys and values get an estimate of the
-    gradient of exact attention instead, from the exact rows of 7 P / 8 virtual queries, but at least 20. No parameters.
+    The pilot rows are written over the result (`reuse_pilots`). Selection carries no gradient; everything selected, the
+    mean key and the mean value do: that is `gradient` "keys", the default. With "queries" keys and values get an
+    estimate of the gradient of exact attention instead, from the exact rows of 7 P / 8 virtual queries, but at least
+    20. No parameters.
     Time O(n (d + P) p), memory O((n + d) p); `row_norm="none"` O(n^2 p).
     """
 

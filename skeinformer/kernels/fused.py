@@ -290,4 +290,5 @@ def _user_form(output: Tensor, query: Tensor, values: Tensor, call: _Call) -> Te
 def _widen(x: Tensor, width: int) -> Tensor:
     if x.shape[-1] < width:
         return F.pad(x, (0, width - x.shape[-1]))
-    return x if x.stride(-1) == 1 else x.contiguous()
+    # a compiler cannot tell strides in a backward pass, and lays tensors out by itself
+    return x if not torch.compiler.is_compiling() and x.stride(-1) == 1 else x.contiguous()

@@ -103,7 +103,7 @@ class MergePlan(NamedTuple):
     scale: float
     estimated: bool = False
     """Whether `make` makes an Estimate of the gradients of key and value."""
-    full: Tensor | None = None  # (b, h, 1, 1)
+    full: Tensor | None = None  # (b, 1, 1, 1)
     """Where R is exact and its derivative taken."""
 
 
@@ -249,7 +249,7 @@ class Kept(NamedTuple):
     queries: Tensor | None  # (b, h, P, p)
     exact: Tensor | None  # (b, h, P, p_v)
     log_sum: Tensor | None  # (b, h, P)
-    full: Tensor | None  # (b, h, 1, 1)
+    full: Tensor | None  # (b, 1, 1, 1)
 
 
 def merged_forward(query: Tensor, merged: Merged, full: Tensor | None, scale: float) -> tuple[Tensor, Kept]:

@@ -9,7 +9,6 @@ from torch import Tensor
 from skeinformer.kernels.choice import fast_form
 from skeinformer.kernels.clusters import cluster_sums, weighted_row
 from skeinformer.kernels.pilots import CACHED
-from skeinformer.kernels.ranges import narrow
 from skeinformer.kernels.row_gradients import given_by_rows
 from skeinformer.kernels.rows import add_rows_, batches, gather_rows, pieces
 
@@ -88,10 +87,10 @@ class QueryRows(NamedTuple):
     def gradients(
         self, key: Tensor, value: Tensor, log_weight: Tensor | None, mass: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """dK and dV, in the precision of key and value."""
+        """dK and dV, in the precision of key and value; infinite beyond its range, as other gradients are."""
         totals = given_by_rows(self.queries, key, value, log_weight, self.gradient, scale)
         self.add_missed_(totals, key, value, mass, mean_key(key, mass), scale)
-        return narrow(totals[0], key.dtype, 0.5), narrow(totals[1], value.dtype, 0.5)
+        return totals[0].to(key.dtype), totals[1].to(value.dtype)
 
     def add_missed_(
         self, totals: Sequence[Tensor], key: Tensor, value: Tensor, mass: Tensor, mean: Tensor, scale: float

@@ -30,15 +30,12 @@ def log_row_norms(x: Tensor, dtype: torch.dtype) -> Tensor:
     return scaled.log() + unit[..., 0].log()
 
 
-def narrow(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:
-    """x in another precision; a number beyond its range becomes its largest, where a cast would make it infinite.
-
-    share: of the range that is used; below 1 there is room for what is added later.
-    """
-    return x if x.dtype == dtype else saturated(x, dtype, share).to(dtype)
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in another precision; a number beyond its range becomes its largest, where a cast would make it infinite."""
+    return x if x.dtype == dtype else saturated(x, dtype).to(dtype)
 
 
-def saturated(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:
+def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x cut off at the largest numbers of a precision."""
-    largest = share * torch.finfo(dtype).max
+    largest = torch.finfo(dtype).max
     return x.clamp(-largest, largest)

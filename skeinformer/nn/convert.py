@@ -111,12 +111,13 @@ def convert(
 ) -> Conversion:
     """Let every `nn.MultiheadAttention` in `model` attend by `method`, in place; the report says what changed.
 
-    `options` are those of `skeinformer.nn.MultiheadAttention`: budget, num_pilots, seed and the rest of `build`; layer
-    i has the seed `seed * 1009 + i` (0 unless given; None draws anew in evaluation too). `filter` chooses layers: a
-    predicate on (name, module), or patterns of names such as "encoder.layers.[01].*". A second call changes options.
-    `self_attention` is that of the layer, None leaves it as it was; a decoder's cross-attention is never told. Calls
-    shorter than `min_length` stay exact; "auto" are those that a sketch would not make faster, and 0 sketches all. With
-    a `group` every rank passes its share of the tokens, and no call stays exact (docs/distributed.md).
+    `options` are those of `skeinformer.nn.MultiheadAttention`: budget, num_pilots, gradient (what keys and values get
+    in training), seed and the rest of `build`; layer i has the seed `seed * 1009 + i` (0 unless given; None draws anew
+    in evaluation too). `filter` chooses layers: a predicate on (name, module), or patterns of names such as
+    "encoder.layers.[01].*". A second call changes options. `self_attention` is that of the layer, None leaves it as it
+    was; a decoder's cross-attention is never told. Calls shorter than `min_length` stay exact; "auto" are those that a
+    sketch would not make faster, and 0 sketches all. With a `group` every rank passes its share of the tokens, and no
+    call stays exact (docs/distributed.md).
 
     Left alone, with the reason in the report: the self-attention of `nn.TransformerDecoderLayer`, which is causal, and
     its cross-attention, unless the method goes row by row or `decoder_cross_attention` says so; subclasses with a

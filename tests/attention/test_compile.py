@@ -152,6 +152,32 @@ def test_autocast_compiles() -> None:
     assert output.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("name", ["cluster", "skeinformer"])
+def test_estimated_gradients_compile_inside_autocast(name: str) -> None:
+    """With values of another width, which no operation takes whole: the backward pass once left autocast on."""
+    q, k, v = (x.detach().requires_grad_() for x in tensors(2, 2, 60, p=8, p_v=5, dtype=torch.float32))
+    module = build(name, head_dim=8, budget=6, gradient="queries")
+    noise = draw(module, q, k)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        results = [
+            [output, *gradients(output, (q, k, v))] for f in (compiled, module) for output in [f(q, k, v, noise=noise)]
+        ]
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02 * float(theirs.detach().abs().max()))
+
+
+def test_estimated_gradients_compile_for_all_lengths() -> None:
+    module = build("cluster", head_dim=8, budget=30, gradient="queries")
+    compiled = torch.compile(module, dynamic=True, backend="eager")
+    for n in (60, 100):
+        q, k, v = (x.detach().requires_grad_() for x in tensors(1, 2, n, p=8, p_v=5, dtype=torch.float32))
+        noise = draw(module, q, k)
+        results = [gradients(f(q, k, v, noise=noise), (q, k, v)) for f in (compiled, module)]
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_inductor(name: str) -> None:

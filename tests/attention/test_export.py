@@ -42,3 +42,13 @@ def test_one_program_for_all_lengths(name: str, masked: bool) -> None:
         given = masks(length) if masked else {}
         expected = module(*qkv(length), **given)
         torch.testing.assert_close(program(*qkv(length), **given), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_estimated_gradients_leave_a_program_as_it_is() -> None:
+    """Whether there are more keys than the budget is asked only where gradients are recorded."""
+    module = build("skeinformer", head_dim=8, budget=16, seed=0, gradient="queries").eval()
+    n = torch.export.Dim("n", min=4, max=4096)
+    program = torch.export.export(module, qkv(60), dynamic_shapes={name: {2: n} for name in ("query", "key", "value")})
+    for length in (9, 60, 200):
+        expected = module(*qkv(length))
+        torch.testing.assert_close(program.module()(*qkv(length)), expected, rtol=1e-5, atol=1e-5)

@@ -72,6 +72,42 @@ def test_is_the_transcription(n: int, width: int, monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(d_value[0, head], expected[1], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", ["cluster", "skeinformer"])
+def test_the_whole_gradient_is_the_transcription(
+    name: str, plain: bool, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the noise on: the pilots' exact rows, their mass, and virtual queries of all others."""
+    monkeypatch.setattr(queries, "num_rows", min)  # as few virtual queries as are asked for
+    q, k, v = tensors(2, 2, 30, 26, peak=2)
+    key_mask = lengths_mask([26, 19], 26) if masked else None
+    query_mask = lengths_mask([30, 22], 30) if masked else None
+    G = torch.randn(2, 2, 30, 4, generator=generator(1), dtype=torch.float64)
+    G = G if query_mask is None else G * query_mask[:, None, :, None]
+    attention = {"cluster": cluster_attention, "skeinformer": skein_attention}[name]
+    noise = build(name, head_dim=4, budget=5).sample_noise(q, k, generator=generator(0))
+    options = {"budget": 5, "num_pilots": 5, "noise": noise, "key_mask": key_mask, "query_mask": query_mask}
+    with plain_forms() if plain else nullcontext():
+        output, info = attention(q, k, v, return_info=True, **options)  # type: ignore[misc]
+        found = torch.autograd.grad(output, (k, v), G)
+    fresh = fresh_numbers(noise[0])
+    for at in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        Q, K, V, R, D = (x[at].detach() for x in (q, k, v, output, G))
+        keys = list(range(26)) if key_mask is None else key_mask[at[0]].nonzero()[:, 0].tolist()
+        pilots = [i for i in info.pilots[at].tolist() if i >= 0]
+        of_pilots = torch.zeros_like(D).index_copy(0, torch.tensor(pilots), D[pilots])
+        exact = exact_gradients(Q[None, None], K[None, None, keys], V[None, None, keys], of_pilots[None, None])
+        mass = torch.stack([(0.5 * K[keys] @ Q[i]).softmax(0) for i in pilots]).mean(0)
+        others = D - of_pilots
+        order = (others.abs().amax(-1).log() + gumbel(fresh[at])).argsort(descending=True).tolist()
+        ranked = [i for i in order if others[i].norm() > 0][: 5 * SAMPLED_QUERIES]
+        asked = noise[1][at][keys].argsort(descending=True)[:16].tolist()
+        expected = reference_queries.gradients(Q, K[keys], V[keys], R, others, mass, ranked, asked, 5, 0.5)
+        for ours, estimated, of_rows in zip(found, expected, exact[1:], strict=True):
+            torch.testing.assert_close(ours[at][keys], estimated + of_rows[0, 0], rtol=1e-8, atol=1e-9)
+
+
 @pytest.mark.parametrize("plain", [False, True])
 def test_rows_that_are_left_out_count_for_nothing(plain: bool) -> None:
     """As if their gradients were zero, however large these are."""
@@ -198,13 +234,15 @@ def test_by_hand_equals_autograd(attention: Any, dtype: torch.dtype, masked: boo
 
 
 @pytest.mark.parametrize("attention", BOTH)
-def test_full_budget_has_the_exact_gradient_example_by_example(attention: Any) -> None:
+@pytest.mark.parametrize(("plain", "p_v"), [(False, 4), (False, 3), (True, 4)])
+def test_full_budget_has_the_exact_gradient_example_by_example(attention: Any, plain: bool, p_v: int) -> None:
     """One example has no more keys than clusters: its gradients are exact, those of its mate are estimated."""
-    q, k, v = tensors(2, 2, 80)
+    q, k, v = tensors(2, 2, 80, p_v=p_v)
     mask = lengths_mask([80, 10], 80)
-    G = torch.randn(2, 2, 80, 4, generator=generator(1), dtype=torch.float64)
-    output = attention(q, k, v, budget=12, key_mask=mask, generator=generator(0))
-    found = torch.autograd.grad(output, (q, k, v), G)
+    G = torch.randn(2, 2, 80, p_v, generator=generator(1), dtype=torch.float64)
+    with plain_forms() if plain else nullcontext():
+        output = attention(q, k, v, budget=12, key_mask=mask, generator=generator(0))
+        found = torch.autograd.grad(output, (q, k, v), G)
     truth = exact_gradients(q, k, v, G, mask)
     for ours, theirs in zip(found, truth, strict=True):
         torch.testing.assert_close(ours[1], theirs[1], rtol=1e-8, atol=1e-9)
@@ -252,6 +290,44 @@ def test_extreme_logits_and_gradients_stay_finite(attention: Any, dtype: torch.d
     G = (size * torch.randn(1, 2, 100, 8, generator=generator(1))).to(dtype)
     for gradient in torch.autograd.grad(attention(*inputs, budget=8, generator=generator(0)), inputs, G):
         assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 100.0])
+def test_half_precision_keeps_the_size_of_gradients(size: float, plain: bool) -> None:
+    """Values, also of small and large gradients: against float64 with the same draws."""
+    q, k, v = (x.detach() for x in tensors(1, 2, 100, p=8, p_v=8))
+    G = size * torch.randn(1, 2, 100, 8, generator=generator(1), dtype=torch.float64)
+    noise = build("cluster", head_dim=8, budget=8).sample_noise(q, k, generator=generator(0))
+    found = []
+    for dtype in (torch.float64, torch.bfloat16):
+        inputs = [x.to(torch.bfloat16).to(dtype).requires_grad_() for x in (q, k, v)]
+        with plain_forms() if plain else nullcontext():
+            output = cluster_attention(*inputs, budget=8, noise=noise)
+            found.append(torch.autograd.grad(output, inputs[1:], G.to(torch.bfloat16).to(dtype)))
+    for truth, ours in zip(*found, strict=True):
+        assert relative(ours, truth) < 0.05
+
+
+@pytest.mark.parametrize("attention", BOTH)
+def test_a_gradient_beyond_the_range_is_infinite(attention: Any) -> None:
+    """As exact attention's, so that a scaler of gradients sees it: it was cut off at half of the range."""
+    q, k, v = (x.detach() for x in tensors(1, 1, 2048, p=8, p_v=8))
+    k[:, :, 0] = 8.0  # a key to which all queries attend
+    inputs = [x.half().requires_grad_() for x in (q.abs() + 1, k, v)]
+    G = torch.full_like(v, 60.0).half()
+    (d_value,) = torch.autograd.grad(attention(*inputs, budget=16, generator=generator(0)), inputs[2], G)
+    assert d_value[0, 0, 0].isinf().all()
+    assert not d_value.isnan().any()
+
+
+def test_how_many_virtual_queries_there_are() -> None:
+    """7/8 of what is asked for: clusters, or pilots; at least 20, and no more than there are queries."""
+    assert [queries.num_rows(asked, 1000) for asked in (1, 16, 23, 24, 64, 128)] == [20, 20, 20, 21, 56, 112]
+    assert [queries.num_rows(16, n) for n in (0, 1, 20, 21)] == [1, 1, 20, 20]
+    for name, expected in (("cluster", 64), ("skeinformer", 32)):
+        sketch = build(name, head_dim=8, budget=64, num_pilots=32)
+        assert sketch.num_virtual_queries(sketch.options) == expected  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("attention", BOTH)

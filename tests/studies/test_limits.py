@@ -185,13 +185,17 @@ def test_a_later_record_of_a_run_does_not_lose_its_test_loss() -> None:
     assert table["softmax", None].test_loss == (2.0, None)
 
 
-def test_another_learning_rate_is_another_table() -> None:
+def test_another_learning_rate_model_or_selection_is_another_table() -> None:
     run: Record = {"kind": "finetune", "n": 8, "steps": 2, "batch": 4, "test_examples": 3, "seed": 0, "options": ""}
-    run |= {"test_accuracy": 0.5, "second_half_loss": 1.0, "method": "softmax"}
-    assert list(differences([{**run, "learning_rate": rate} for rate in (1e-4, 5e-5)])) == [
-        f"Fine-tuning MiniLM, n = 8, 2 steps of 4, learning rate {rate}, 3 test reviews, float32"
-        for rate in ("0.0001", "5e-05")
-    ]
+    run |= {"test_accuracy": 0.5, "second_half_loss": 1.0, "method": "softmax", "min_tokens": 5, "learning_rate": 1e-4}
+    run |= {"model": "MiniLM", "text": "imdb.parquet"}
+    others: list[Record] = [{**run, "learning_rate": 5e-5}, {**run, "model": "other"}, {**run, "min_tokens": 6}]
+    found = differences([run, *others])
+    assert next(iter(found)) == (
+        "Fine-tuning MiniLM on imdb.parquet, reviews of at least 5 tokens cut after 8, 2 steps of 4, "
+        "learning rate 0.0001, 3 test reviews, float32"
+    )
+    assert [table["softmax", None].seeds for table in found.values()] == [1] * 4
 
 
 def test_v_mean_is_the_scale_and_some_intervals_exclude_0_by_chance() -> None:
