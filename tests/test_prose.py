@@ -16,7 +16,6 @@ NEEDED = {
     "docs/lra.md": ("You can train every attention", "With d = 16 Skeinformer, uniform", "A longer run does not mend"),
     "docs/methods.md": ("Code is what keys and values get",),
     "docs/theory.md": ("B = D^-1 A =", "Three numbers are of the head"),  # letters, and what a table has
-    "docs/training.md": ("The study puts exact parts",),
 }
 MACHINE = "Measured on "  # what a command writes about the machine below its table
 # each line, or all lines together, are no prose: code, comments, tables, headings, directives

@@ -47,7 +47,7 @@ def test_values_and_gradients_are_those_of_the_cpu(name: str, dtype: torch.dtype
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, *(name for name in VARIANTS if name.endswith("-queries"))])
 def test_the_host_never_waits(name: str) -> None:
     inputs = map_inputs(lambda x: x.detach().cuda().requires_grad_(), inputs_for(name, 2, 2, 100, dtype=torch.float32))
     module, mask = VARIANTS[name].build(budget=8).cuda(), random_mask(2, 100).cuda()

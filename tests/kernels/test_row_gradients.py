@@ -40,7 +40,7 @@ def agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
 def test_pieces_give_what_all_scores_give(
     monkeypatch: pytest.MonkeyPatch, rows: int, weighted: bool, cached: int, peak: float
 ) -> None:
-    monkeypatch.setattr(pieces, "CACHED", cached)
+    monkeypatch.setattr(pieces, "PIECE", 2 * cached)
     q, k, v, w, g = rows_and_keys(rows, 50, peak)
     given = (q, k, v, w if weighted else None, g, 0.3)
     with plain_forms():
@@ -56,7 +56,7 @@ def test_rows_that_ask_get_the_gradient_of_their_queries(
     monkeypatch: pytest.MonkeyPatch, asking: int, cached: int, threads: int, p_v: int
 ) -> None:
     """With four threads the six heads are four and two."""
-    monkeypatch.setattr(pieces, "CACHED", cached)
+    monkeypatch.setattr(pieces, "PIECE", 2 * cached)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     q, k, v, w, g = rows_and_keys(70, 50, p_v=p_v)
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
@@ -93,7 +93,7 @@ def test_what_is_held_is_bounded_whatever_the_number_of_rows(
     monkeypatch: pytest.MonkeyPatch, threads: int, n: int, rows: int
 ) -> None:
     """At most HELD numbers twice beside the results; all weights of the 12 heads would be many times that."""
-    monkeypatch.setattr(pieces, "CACHED", 2**13)
+    monkeypatch.setattr(pieces, "PIECE", 2**14)
     monkeypatch.setattr(pieces, "HELD", 2**21)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     q, k, v, g = (torch.randn(3, 4, size, 8, generator=generator(size)) for size in (rows, n, n, rows))
