@@ -132,7 +132,8 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
             "--page shows differences to exact attention over all seeds; leave out --against and --shown-seeds"
         )
     found = differences((record for path in files for record in read(path)), options.against, options.shown_seeds)
-    found = {title: found[title] for title in sorted(found, key=lambda title: (title.startswith(TUNED), title))}
+    titles = sorted(filter(found.get, found), key=lambda title: (title.startswith(TUNED), title))
+    found = {title: found[title] for title in titles}
     count = exclusions(found.values(), options.against)
     for title, arms in found.items():
         print_whole(console, plain_table(*table_of(arms, options.against), title=title))
