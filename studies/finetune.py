@@ -5,8 +5,8 @@
 The model is MiniLM unless another is named, with a linear head on the mean of the real tokens. Only reviews with at
 least `min_tokens` tokens are taken, cut after `length` and padded to it; positions beyond 512 are made as in
 `long_positions`. All methods see the same reviews in the order of their seed, start from the same weights, and are
-tested on the same held-out reviews with the attention that they were trained with. Attention dropout, which a sketch
-does not have, is off for all; the model's other dropout is on.
+tested on the same held-out reviews, with the attention that they were trained with and with exact attention. Attention
+dropout, which a sketch does not have, is off for all; the model's other dropout is on.
 
 Times of a step are measured first, all methods in turn, in one process. A cell (method, d, seed) is one record: a run
 can be stopped and continued at the next cell.
@@ -243,7 +243,8 @@ def finetune_records(
     field = list(dict.fromkeys((EXACT_CASE, *(case for _, case in left))))
     training = BACKWARD * options.steps * options.batch
     work = Work(
-        (options.rounds + 1) * BACKWARD * options.batch * len(field) + len(left) * (training + options.test_examples),
+        (options.rounds + 1) * BACKWARD * options.batch * len(field)
+        + sum(training + (1 + (case != EXACT_CASE)) * options.test_examples for _, case in left),
         on_step,
     )
     seconds = time_steps(options, pretrained, data, field, work)
@@ -251,6 +252,10 @@ def finetune_records(
         place = f"{case}, seed {seed}"
         classifier, history, spent = train(options, pretrained, data.train, case, seed, work, place)
         accuracy, test_loss = test(options, classifier, data.test, work, place)
+        by_exact = accuracy, test_loss
+        if case != EXACT_CASE:
+            classifier.options = switch(classifier.model, EXACT_CASE)
+            by_exact = test(options, classifier, data.test, work, f"{place}, exact in the test")
         last = history[-max(1, len(history) // 10) :]
         yield {
             "kind": "finetune",
@@ -259,6 +264,8 @@ def finetune_records(
             **case.fields,
             "test_accuracy": accuracy,
             "test_loss": test_loss,
+            "exact_test_accuracy": by_exact[0],
+            "exact_test_loss": by_exact[1],
             "majority": float(data.test.labels.double().mean().sub(0.5).abs() + 0.5),
             "train_examples": len(data.train.labels),
             "mean_tokens": float(data.train.mask.sum(1).double().mean()),

@@ -41,6 +41,7 @@ from studies.pages import filled, markdown
 
 RECIPE = "cpu"
 TUNED = "Fine-tuning"
+TESTED_EXACT = ", tested exact"  # added to an arm: what was trained with it, tested with exact attention
 FEWEST = 2  # seeds that give an interval
 KEYS = ("task", "arm", "d", "seed", "asked", "num_layers", "batch", "max_len")  # what tells runs apart; asked: steps
 HEAD = ("arm", "d", "seeds", "training loss", "accuracy, %", "test loss")
@@ -255,9 +256,13 @@ def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence
             loss = second_half(list(losses.values()))
         else:
             continue
-        runs, seed = found[title][arm, budget], int(record["seed"])  # type: ignore[arg-type,index]
+        seed = int(record["seed"])  # type: ignore[arg-type]
         if seeds and seed not in seeds:
             continue
+        if arm != EXACT and record.get("exact_test_loss") is not None:
+            outcome = RunOutcome(float(loss), record["exact_test_accuracy"], record["exact_test_loss"])  # type: ignore[arg-type]
+            found[title][f"{arm}{TESTED_EXACT}", budget][seed] = outcome  # type: ignore[index]
+        runs = found[title][arm, budget]  # type: ignore[index]
         test_loss = record.get("test_loss")
         if test_loss is None and seed in runs:  # a record of the same run that has it
             test_loss = runs[seed].test_loss

@@ -131,6 +131,9 @@ def test_a_study_its_records_and_its_table(options: Finetune, capsys: pytest.Cap
         assert float(row["seconds"] or 0) > 0
         assert 0.5 <= float(row["majority"] or 0) < 0.8
     assert rows[0]["ratio"] == 1
+    for row in rows:  # also with exact attention
+        assert (row["exact_test_loss"] == row["test_loss"]) == (row["method"] == "softmax")
+        assert float(row["exact_test_accuracy"] or 0) > 0.8
     printed = capsys.readouterr().out
     assert "n = 100, 30 steps of 4, 20 test reviews" in printed
     assert "training, Cluster sketch, d = 16, seed 0" in printed

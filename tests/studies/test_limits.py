@@ -198,6 +198,22 @@ def test_another_learning_rate_model_or_selection_is_another_table() -> None:
     assert [table["softmax", None].seeds for table in found.values()] == [1] * 4
 
 
+def test_what_is_trained_sketched_and_tested_exact_is_an_arm_of_its_own() -> None:
+    run: Record = {"kind": "finetune", "n": 8, "steps": 2, "batch": 4, "test_examples": 3, "seed": 0, "options": ""}
+    run |= {"second_half_loss": 1.0, "min_tokens": 5, "learning_rate": 1e-4, "model": "MiniLM", "text": "imdb.parquet"}
+    run |= {"exact_test_accuracy": 0.75, "exact_test_loss": 0.5}
+    records: list[Record] = [
+        {**run, "method": "softmax", "test_accuracy": 0.75, "test_loss": 0.5},
+        {**run, "method": "cluster", "budget": 16, "test_accuracy": 0.5, "test_loss": 1.0},
+    ]
+    (table,) = differences(records).values()
+    assert {arm: found.test_loss for arm, found in table.items()} == {
+        ("softmax", None): (0.5, None),
+        ("cluster", 16): (0.5, None),
+        ("cluster, tested exact", 16): (0.0, None),
+    }
+
+
 def test_v_mean_is_the_scale_and_some_intervals_exclude_0_by_chance() -> None:
     run: Record = {"kind": "limits", "task": "text", "steps": 2, "d": 16}
     records: list[Record] = [
