@@ -40,6 +40,7 @@ from skeinformer.lab.work import OnStep, Work, now, silent
 from skeinformer.registry import check_count, check_number
 from studies.command import start
 from studies.offered import studied_methods
+from studies.reviews import Reviews, read_rows, tokenize
 from studies.switched import EXACT_CASE, cases_of, shown_name, switch
 
 SPLITS = ("train", "test")
@@ -59,7 +60,6 @@ KEYS = (
     "threads",
     "autocast",
 )
-SHORTEST_TOKEN = 3  # characters: a shorter text is not worth tokenizing
 WARMUP = 0.1  # the share of the steps in which the learning rate grows
 HEAD_RATE = 20  # the head's learning rate in those of the model: it starts from nothing
 BACKWARD = 3  # a training step, in forward passes
@@ -99,18 +99,6 @@ class Finetune:
     """Threads of torch. Default: torch's own choice."""
     records: Path = Path("finetune/records.jsonl")
     """File that records are appended to, one JSON line each."""
-
-
-class Reviews(NamedTuple):
-    """Reviews of a split, padded."""
-
-    tokens: Tensor  # (reviews, n)
-    mask: Tensor  # (reviews, n), True = real
-    labels: Tensor  # (reviews,)
-
-    def take(self, index: Tensor) -> "Reviews":
-        """Some of them."""
-        return Reviews(*(x[index] for x in self))
 
 
 class ReviewData(NamedTuple):
@@ -186,42 +174,6 @@ def load_data(options: Finetune, pretrained: Pretrained) -> ReviewData:
             )
     order = torch.randperm(len(splits["test"].labels), generator=torch.Generator().manual_seed(0))
     return ReviewData(splits["train"], splits["test"].take(order[: options.test_examples]))
-
-
-def read_rows(path: Path) -> list[tuple[str, int, str]]:
-    """Split, label and text of each row."""
-    from pyarrow import ArrowInvalid, parquet
-
-    try:
-        columns = parquet.read_schema(path).names
-        missing = [name for name in ("split", "label", "text") if name not in columns]
-        if missing:
-            raise ValueError(f"{path} has the columns {', '.join(columns)}; it lacks {', '.join(missing)}")
-        table = parquet.read_table(path, columns=["split", "label", "text"]).to_pydict()
-    except ArrowInvalid as error:
-        raise ValueError(f"{path} is not a .parquet file: {error}") from error
-    rows = list(zip(table["split"], table["label"], table["text"], strict=True))
-    for number, (_, label, text) in enumerate(rows, start=1):
-        if label not in (0, 1) or not isinstance(text, str):
-            raise ValueError(
-                f"{path}, row {number}: label {label!r} and {type(text).__name__}; expected 0 or 1, a text"
-            )
-    return rows
-
-
-def tokenize(pretrained: Pretrained, rows: Sequence[tuple[str, int, str]], n: int, min_tokens: int) -> Reviews:
-    """The reviews that have `min_tokens` tokens, cut after n and padded to it."""
-    tokenizer = pretrained.tokenizer
-    long = [row for row in rows if len(row[2]) >= SHORTEST_TOKEN * min_tokens]
-    texts = [text.replace("<br />", " ") for _, _, text in long]
-    found = tokenizer(texts, truncation=True, max_length=n, verbose=False)["input_ids"] if texts else []
-    kept = [(tokens, row[1]) for tokens, row in zip(found, long, strict=True) if len(tokens) >= min_tokens]
-    tokens = torch.full((len(kept), n), int(tokenizer.pad_token_id))
-    mask = torch.zeros(len(kept), n, dtype=torch.bool)
-    for row, (ids, _) in enumerate(kept):
-        tokens[row, : len(ids)] = torch.tensor(ids)
-        mask[row, : len(ids)] = True
-    return Reviews(tokens, mask, torch.tensor([label for _, label in kept], dtype=torch.long))
 
 
 def finetune_records(

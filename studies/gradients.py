@@ -34,7 +34,7 @@ from skeinformer.lab.progress import progress
 from skeinformer.lab.threads import with_threads
 from skeinformer.lab.work import OnStep
 from studies.command import start
-from studies.finetune import Reviews, read_rows, tokenize
+from studies.reviews import Reviews, read_rows, tokenize
 
 CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "V-mean": ("vmean", {}),
