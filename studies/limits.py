@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import NamedTuple
 
 from rich.console import Console
@@ -40,6 +41,7 @@ from studies.offered import studied_methods
 from studies.pages import filled, markdown
 
 RECIPE = "cpu"
+WIDTH = 120  # of the lines of a page
 TUNED = "Fine-tuning"
 TESTED_EXACT = ", tested exact"  # added to an arm: what was trained with it, tested with exact attention
 FEWEST = 2  # seeds that give an interval
@@ -140,7 +142,7 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
         print_whole(console, plain_table(*table_of(arms, options.against), title=title))
     console.print(count)
     if options.page is not None:
-        tables = [f"{title}:\n\n{markdown(*table_of(arms))}" for title, arms in found.items()]
+        tables = [f"{fill(title + ':', WIDTH)}\n\n{markdown(*table_of(arms))}" for title, arms in found.items()]
         write_whole(filled(options.page.read_text(), {"limits": "\n\n".join([*tables, count])}), options.page)
 
 
