@@ -343,12 +343,14 @@ def show(options: Finetune, cases: Sequence[Case], records: Sequence[Record], co
     common = common_fields(options)
     found = {key_of(record, KEYS): record for record in records if record.get("kind") == "finetune"}
     title = f"n = {options.length:,}, {options.steps} steps of {options.batch}, {options.test_examples} test reviews"
-    headings = ("method", "d", "seed", "accuracy", "training, s", "step / exact")
+    headings = ("method", "d", "seed", "accuracy", "tested exact", "training, s", "step / exact")
+    shown = ("test_accuracy", "exact_test_accuracy", "seconds", "ratio")
     rows = []
     for case in cases:
         for seed in options.seeds:
             if record := found.get(key_of({**common, "seed": seed, **case.fields}, KEYS)):
-                values = (f"{float(record[name] or 0):.3f}" for name in ("test_accuracy", "seconds", "ratio"))
+                found_here = (record.get(name) for name in shown)
+                values = ("" if value is None else f"{float(value):.3f}" for value in found_here)
                 rows.append((case.contender.label, str(case.budget or ""), str(seed), *values))
     print_whole(console, plain_table(headings, rows, title=title))
 

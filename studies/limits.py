@@ -86,9 +86,9 @@ class Limits:
 
 
 class RunOutcome(NamedTuple):
-    """What one run came to; records from before the test loss was kept have none."""
+    """What one run came to; records from before the test loss was kept have none, and no test trains."""
 
-    loss: float
+    loss: float | None
     accuracy: float
     test_loss: float | None = None
 
@@ -108,7 +108,7 @@ class Difference(NamedTuple):
     """Of an arm to another over the seeds that both have."""
 
     seeds: int
-    loss: Spread
+    loss: Spread | None
     accuracy: Spread
     test_loss: Spread | None = None
 
@@ -123,6 +123,10 @@ Arms = dict[tuple[str, int | None], Difference]  # by arm and d
 def run_limits(options: Limits, console: Console | None = None) -> None:
     """Train what is asked for and not there, then print the table."""
     console = console or Console(highlight=False)
+    if options.page is not None and (options.against != EXACT or options.shown_seeds):
+        raise ValueError(
+            "--page shows differences to exact attention over all seeds; leave out --against and --shown-seeds"
+        )
     files = list(options.records)
     if options.arms:
         with studied_methods("mixed", "policy"):
@@ -130,13 +134,11 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
         files += [trained] if trained.is_file() else []
     if not files:
         raise ValueError("there is nothing to show; give --records, or --arms and --data to train")
-    if options.page is not None and (options.against != EXACT or options.shown_seeds):
-        raise ValueError(
-            "--page shows differences to exact attention over all seeds; leave out --against and --shown-seeds"
-        )
     found = differences((record for path in files for record in read(path)), options.against, options.shown_seeds)
-    titles = sorted(filter(found.get, found), key=lambda title: (title.startswith(TUNED), title))
-    found = {title: found[title] for title in titles}
+    if not any(found.values()):
+        raise ValueError(f"no run of {options.against} shares task, shape and seed with another; give its records too")
+    titles = [title for title, arms in found.items() if arms]
+    found = {title: found[title] for title in sorted(titles, key=lambda title: (title.startswith(TUNED), title))}
     count = exclusions(found.values(), options.against)
     for title, arms in found.items():
         print_whole(console, plain_table(*table_of(arms, options.against), title=title))
@@ -162,7 +164,7 @@ def train_arms(options: Limits) -> Path:
     }
     for seed in options.seeds:
         for arm in map(ordered, options.arms):
-            for budget in options.budgets if parse(arm).method != EXACT else (None,):
+            for budget in options.budgets if parse(arm).method not in (EXACT, SCALE) else (None,):
                 cell: Record = {"task": task, "arm": arm, "d": budget, "seed": seed, **changes}
                 if cell in done:
                     continue
@@ -215,11 +217,11 @@ def cell_of(record: Record) -> Record | None:
 
 def exclusions(found: Iterable[Arms], against: str = EXACT) -> str:
     """How many intervals of differences exclude 0, without those of V-mean: with many of them, some do by chance."""
-    rows = [row for arms in found for (arm, _), row in arms.items() if arm not in (against, SCALE)]
+    rows = [row for arms in found for (arm, _), row in arms.items() if arm != against and not is_scale(arm)]
     spreads = [spread for row in rows for spread in row.outcomes()]
     halves = [(spread.mean, spread.half) for spread in spreads if spread.half is not None]
-    out = sum(abs(mean) > half for mean, half in halves)
-    return f"Of {len(halves)} intervals {out} exclude 0; by chance alone one of twenty does."
+    out = sum(abs(mean) > half for mean, half in halves if half > 0)
+    return f"Of {len(halves)} intervals, {out} exclude 0. If nothing differed, one of twenty would."
 
 
 def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence[int] = ()) -> dict[str, Arms]:
@@ -262,7 +264,7 @@ def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence
         if seeds and seed not in seeds:
             continue
         if arm != EXACT and record.get("exact_test_loss") is not None:
-            outcome = RunOutcome(float(loss), record["exact_test_accuracy"], record["exact_test_loss"])  # type: ignore[arg-type]
+            outcome = RunOutcome(None, record["exact_test_accuracy"], record["exact_test_loss"])  # type: ignore[arg-type]
             found[title][f"{arm}{TESTED_EXACT}", budget][seed] = outcome  # type: ignore[index]
         runs = found[title][arm, budget]  # type: ignore[index]
         test_loss = record.get("test_loss")
@@ -287,6 +289,11 @@ def name_of(record: Record) -> str:
     return TASKS[str(record["task"])]
 
 
+def is_scale(arm: str) -> bool:
+    """Whether it is V-mean, however it was tested."""
+    return arm.removesuffix(TESTED_EXACT) == SCALE
+
+
 def arm_of(record: Record) -> str:
     """The method with its options."""
     options = record.get("options") or ""
@@ -300,8 +307,8 @@ def ordered(arm: str) -> str:
 
 
 def budget_of(arm: str, record: Record) -> Value:
-    """d of a record of any kind; None for exact attention, whatever the record says."""
-    return None if arm == EXACT else record.get("d", record.get("budget"))
+    """d of a record of any kind; None for exact attention and V-mean, whatever the record says."""
+    return None if arm == EXACT or is_scale(arm) else record.get("d", record.get("budget"))
 
 
 def paired(arms: dict[tuple[str, int | None], dict[int, RunOutcome]], against: str) -> Arms:
@@ -313,18 +320,20 @@ def paired(arms: dict[tuple[str, int | None], dict[int, RunOutcome]], against: s
         if not seeds:
             continue
         pairs = [(runs[seed], RunOutcome(0, 0, 0) if arm[0] == against else other[seed]) for seed in seeds]
-        tests = [
-            run.test_loss - base.test_loss
-            for run, base in pairs
-            if run.test_loss is not None and base.test_loss is not None
-        ]
         result[arm] = Difference(
             len(seeds),
-            spread([run.loss - base.loss for run, base in pairs]),
+            spread_of((run.loss, base.loss) for run, base in pairs),
             spread([run.accuracy - base.accuracy for run, base in pairs]),
-            spread(tests) if len(tests) == len(pairs) else None,
+            spread_of((run.test_loss, base.test_loss) for run, base in pairs),
         )
     return result
+
+
+def spread_of(pairs: Iterable[tuple[float | None, float | None]]) -> Spread | None:
+    """Of the differences of pairs; None where one is missing."""
+    found = [None if ours is None or theirs is None else ours - theirs for ours, theirs in pairs]
+    known = [difference for difference in found if difference is not None]
+    return spread(known) if len(known) == len(found) else None
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -342,8 +351,11 @@ def table_of(arms: Arms, against: str = EXACT) -> tuple[Sequence[str], list[tupl
     for (arm, budget), (seeds, loss, accuracy, test_loss) in in_order:
         sign = "" if arm == against else "+"
         percent = Spread(100 * accuracy.mean, None if accuracy.half is None else 100 * accuracy.half)
-        cells = (arm, "" if budget is None else str(budget), str(seeds), loss.shown(3, sign), percent.shown(1, sign))
-        rows.append((*cells, "" if test_loss is None else test_loss.shown(3, sign)))
+        size, *losses = (
+            ("" if budget is None else str(budget)),
+            *(x.shown(3, sign) if x else "" for x in (loss, test_loss)),
+        )
+        rows.append((arm, size, str(seeds), losses[0], percent.shown(1, sign), losses[1]))
     width = len(HEAD) if any(row[-1] for row in rows) else len(HEAD) - 1
     return HEAD[:width], [row[:width] for row in rows]
 

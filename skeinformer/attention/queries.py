@@ -24,7 +24,7 @@ from torch import Tensor
 
 from skeinformer.attention.clusters import find_centers, nearest, query_metric
 from skeinformer.attention.selection import sample_without_replacement, uniform_rows
-from skeinformer.kernels.choice import holds, known, statistics_dtype
+from skeinformer.kernels.choice import known, statistics_dtype
 from skeinformer.kernels.merge import Estimate
 from skeinformer.kernels.queries import QueryRows, Sampled, query_sums
 from skeinformer.kernels.rows import gather_rows
@@ -87,9 +87,9 @@ def estimated_gradient(
     """Whether keys and values get the gradient of exact attention, estimated, and where not, (b, 1, 1, 1).
 
     with_gradients: whether keys and values will ask for any. Where no more than d keys are real, all of them are kept:
-    the output is exact, and so is its own gradient.
+    the output is exact, and so is its own gradient. An exported program has the derivative of its output.
     """
-    if gradient == "keys" or not with_gradients or holds(key.shape[-2] <= d):
+    if gradient == "keys" or not with_gradients or torch.compiler.is_exporting() or key.shape[-2] <= d:
         return False, None
     if key_mask is None:
         return True, None

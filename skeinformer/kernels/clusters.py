@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from skeinformer.kernels.choice import fast_form
-from skeinformer.kernels.pilots import CACHED
+from skeinformer.kernels.pilots import CACHED, PIECE
 from skeinformer.kernels.rows import add_rows_, batches, gather_rows, is_one_batch, pieces
 
-PIECE = CACHED // 2  # distances that are worked on at a time
 HEADS = 4  # heads at a time for each thread, which then keeps to its own part of the memory
 FEWEST_KEYS = 64  # of each head at a time
 LARGE = 1e30  # turns a difference of scores into more than the number of a cluster

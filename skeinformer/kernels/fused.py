@@ -151,10 +151,11 @@ def row_gradients(
 def _row_gradients_fused(
     queries: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | None, gradient: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    found = route_of(queries, values, log_weight)
-    call = _kernel_form(queries, keys, values, log_weight, scale, found)
+    found, strides_known = route_of(queries, values, log_weight), not torch.compiler.is_compiling()
+    # this is part of a backward pass, in which a compiler that asks for strides leaves autocast in a wrong state
+    call = _kernel_form(queries, keys, values, log_weight, scale, found, strides_known)
     gradient = gradient if call.empty is None else gradient.masked_fill(call.empty[..., None], 0)
-    gradient = _widen(gradient, found.width).reshape(call.query.shape)
+    gradient = _widen(gradient, found.width, strides_known).reshape(call.query.shape)
     d_keys, d_values = _backward(gradient, call, found)[1:]
     d_keys, d_values = d_keys[..., : keys.shape[-1]], d_values[..., : values.shape[-1]]
     return d_keys.reshape(keys.shape), d_values.reshape(values.shape)
@@ -230,7 +231,13 @@ def _as_bias(mask: Tensor | None, query: Tensor, keys: Tensor) -> Tensor | None:
 
 
 def _kernel_form(
-    query: Tensor, keys: Tensor, values: Tensor, log_weight: Tensor | None, scale: float, found: Route
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    log_weight: Tensor | None,
+    scale: float,
+    found: Route,
+    strides_known: bool = True,
 ) -> _Call:
     """What the fused kernel of the route takes."""
     mask = empty = None
@@ -242,7 +249,7 @@ def _kernel_form(
     if mask is not None and found.columns:
         query, keys, scale = _with_columns(query, keys, mask, scale, found.columns)
         mask = None
-    query, keys, values = (_widen(x, found.width) for x in (query, keys, values))
+    query, keys, values = (_widen(x, found.width, strides_known) for x in (query, keys, values))
     mask = None if mask is None else mask[..., None, :]  # (..., 1, m)
     if query.dim() != 4:
         query, keys, values = (_four_dimensions(x) for x in (query, keys, values))
@@ -287,8 +294,7 @@ def _user_form(output: Tensor, query: Tensor, values: Tensor, call: _Call) -> Te
     return output if call.empty is None else output.masked_fill(call.empty[..., None], 0)
 
 
-def _widen(x: Tensor, width: int) -> Tensor:
+def _widen(x: Tensor, width: int, strides_known: bool = True) -> Tensor:
     if x.shape[-1] < width:
         return F.pad(x, (0, width - x.shape[-1]))
-    # a compiler cannot tell strides in a backward pass, and lays tensors out by itself
-    return x if not torch.compiler.is_compiling() and x.stride(-1) == 1 else x.contiguous()
+    return x if strides_known and x.stride(-1) == 1 else x.contiguous()

@@ -176,8 +176,8 @@ class AddGradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         output, key, value, query, log_weight, indices, full, *drawn, mass = ctx.saved_tensors
         rows = ctx.rows(query, key, output, gradient, indices, *drawn, ctx.size, ctx.scale).where_not(full)
-        found = rows.gradients(key, value, log_weight, mass, ctx.scale)
-        return gradient, *found, *[None] * (8 + len(drawn))
+        d_key, d_value = rows.gradients(key, value, log_weight, mass, ctx.scale)
+        return gradient, d_key.to(key.dtype), d_value.to(value.dtype), *[None] * (8 + len(drawn))
 
 
 def write_rows(output: Tensor, rows: ExactRows | None) -> Tensor:
@@ -346,7 +346,8 @@ def given_to_keys(
     if known is None:
         if found is None:
             return None, torch.zeros_like(key), torch.zeros_like(value)
-        return None, *found[0].gradients(key, value, log_weight, found[1], scale)
+        d_key, d_value = found[0].gradients(key, value, log_weight, found[1], scale)
+        return None, d_key.to(key.dtype), d_value.to(value.dtype)
     of_rows = gather_rows(gradient, known.indices)
     if found is not None and takes_pieces(found[0].queries, key):  # all rows in one go
         virtual, mass = found
@@ -359,8 +360,7 @@ def given_to_keys(
     d_rows, d_key, d_value = attend_backward(of_rows, queries, key, value, log_weight, output, normalizer, scale)
     if found is not None:
         parts = found[0].gradients(key, value, log_weight, found[1], scale)
-        for total, part in zip((d_key, d_value), parts, strict=True):
-            total += part
+        d_key, d_value = (part.add_(x).to(x.dtype) for part, x in zip(parts, (d_key, d_value), strict=True))
     return d_rows, d_key, d_value
 
 

@@ -11,6 +11,7 @@ from skeinformer.kernels.ranges import LOWEST
 from skeinformer.kernels.rows import is_one_batch
 
 CACHED = 2**19  # scores that are worked on at a time
+PIECE = CACHED // 2  # likewise distances, and weights of rows: fresh memory takes longer than the products
 HELD = 2**21  # scores that may be held at a time
 FAINT = 1e-30  # a sum of squares below has lost digits, or all
 

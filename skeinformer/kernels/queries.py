@@ -87,10 +87,10 @@ class QueryRows(NamedTuple):
     def gradients(
         self, key: Tensor, value: Tensor, log_weight: Tensor | None, mass: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """dK and dV, in the precision of key and value; infinite beyond its range, as other gradients are."""
+        """dK and dV, fresh tensors in the precision of statistics."""
         totals = given_by_rows(self.queries, key, value, log_weight, self.gradient, scale)
         self.add_missed_(totals, key, value, mass, mean_key(key, mass), scale)
-        return totals[0].to(key.dtype), totals[1].to(value.dtype)
+        return totals
 
     def add_missed_(
         self, totals: Sequence[Tensor], key: Tensor, value: Tensor, mass: Tensor, mean: Tensor, scale: float

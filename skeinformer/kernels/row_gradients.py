@@ -13,13 +13,12 @@ from torch import Tensor
 
 from skeinformer.kernels.choice import at_hand, fast_form
 from skeinformer.kernels.fused import row_gradients
-from skeinformer.kernels.pilots import CACHED, HELD
+from skeinformer.kernels.pilots import HELD, PIECE
 from skeinformer.kernels.ranges import LOWEST
 from skeinformer.kernels.rows import batches
 
-PIECE = CACHED // 2  # weights in a piece: memory that is touched for the first time takes longer than the products
 FEWEST_ROWS = 16  # a piece has as many rows of each of its heads, or all: with fewer, products are slow
-MANY_ROWS = 32  # from as many rows on a piece is laid out as (n, rows): sums over keys are then quicker
+MANY_ROWS = 32  # from as many rows on a piece is laid out as (n, rows), where sums over keys are quicker
 
 
 @fast_form(row_gradients)
@@ -57,7 +56,7 @@ def gradients_by_pieces(
     weights = [] if log_weight is None else [log_weight.expand(keys.shape[:-1])[..., None]]
     most = max(asking, d - asking)
     heads = max(PIECE // (most * n), threads)
-    rows = max(PIECE // (heads * n), FEWEST_ROWS)
+    rows = max(PIECE // (heads * n), min(HELD // (heads * n), MANY_ROWS), FEWEST_ROWS)
     blocks = [*_slices(0, asking, rows), *_slices(asking, d, rows)]
     held = keys.new_empty(2, 0)  # one piece of memory: a fresh one costs more than a sum
     for batch in batches(d_queries, d_keys, d_values, queries, keys, values, gradient, *weights):

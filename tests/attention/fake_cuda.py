@@ -109,7 +109,7 @@ def kernels() -> None:
             asked = torch.zeros(2, 3, 20, device="cuda", dtype=torch.long)
             rows = query_rows(q, k, output, output, asked[..., :4], u, asked, asked > 0, 32, 0.1)
             d_key, d_value = rows.gradients(k, v, log_weight, mass, 0.1)
-            assert (d_key.dtype, d_value.dtype) == (dtype, dtype)
+            assert (d_key.dtype, d_value.dtype) == (exact, exact)
 
 
 if __name__ == "__main__":

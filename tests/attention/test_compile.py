@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from skeinformer import METHODS, build, skein_attention
+from skeinformer import METHODS, build, cluster_attention, skein_attention
 from tests.helpers import (
     RANDOM,
     VARIANTS,
@@ -168,12 +168,17 @@ def test_estimated_gradients_compile_inside_autocast(name: str) -> None:
 
 
 def test_estimated_gradients_compile_for_all_lengths() -> None:
+    """Also where the budget is an argument of the graph: the number of virtual queries is a whole number of it."""
     module = build("cluster", head_dim=8, budget=30, gradient="queries")
-    compiled = torch.compile(module, dynamic=True, backend="eager")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, noise: Any, budget: int) -> Tensor:
+        return cluster_attention(q, k, v, noise=noise, budget=budget, gradient="queries")
+
+    compiled = torch.compile(attend, dynamic=True, fullgraph=True, backend="eager")
     for n in (60, 100):
         q, k, v = (x.detach().requires_grad_() for x in tensors(1, 2, n, p=8, p_v=5, dtype=torch.float32))
         noise = draw(module, q, k)
-        results = [gradients(f(q, k, v, noise=noise), (q, k, v)) for f in (compiled, module)]
+        results = [gradients(f(q, k, v, noise, 30), (q, k, v)) for f in (compiled, attend)]
         for ours, theirs in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 

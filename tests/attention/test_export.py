@@ -45,10 +45,19 @@ def test_one_program_for_all_lengths(name: str, masked: bool) -> None:
 
 
 def test_estimated_gradients_leave_a_program_as_it_is() -> None:
-    """Whether there are more keys than the budget is asked only where gradients are recorded."""
+    """Whether there are more keys than the budget is not asked."""
     module = build("skeinformer", head_dim=8, budget=16, seed=0, gradient="queries").eval()
     n = torch.export.Dim("n", min=4, max=4096)
     program = torch.export.export(module, qkv(60), dynamic_shapes={name: {2: n} for name in ("query", "key", "value")})
     for length in (9, 60, 200):
         expected = module(*qkv(length))
         torch.testing.assert_close(program.module()(*qkv(length)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_that_were_split_are_not_copied() -> None:
+    """(b, n, h, p) with its dimensions turned is what the fused kernel takes as it is."""
+    given = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv(60)]
+    assert not any(x.is_contiguous() for x in given)
+    program = torch.export.export(build("softmax", head_dim=8).eval(), tuple(given))
+    nodes = [node for part in program.graph_module.modules() for node in part.graph.nodes]
+    assert not any("contiguous" in str(node.target) or "clone" in str(node.target) for node in nodes)

@@ -306,17 +306,19 @@ def test_half_precision_keeps_the_size_of_gradients(size: float, plain: bool) ->
             output = cluster_attention(*inputs, budget=8, noise=noise)
             found.append(torch.autograd.grad(output, inputs[1:], G.to(torch.bfloat16).to(dtype)))
     for truth, ours in zip(*found, strict=True):
-        assert relative(ours, truth) < 0.05
+        assert relative(ours, truth) < 0.01
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("attention", BOTH)
-def test_a_gradient_beyond_the_range_is_infinite(attention: Any) -> None:
+def test_a_gradient_beyond_the_range_is_infinite(attention: Any, plain: bool) -> None:
     """As exact attention's, so that a scaler of gradients sees it: it was cut off at half of the range."""
     q, k, v = (x.detach() for x in tensors(1, 1, 2048, p=8, p_v=8))
     k[:, :, 0] = 8.0  # a key to which all queries attend
     inputs = [x.half().requires_grad_() for x in (q.abs() + 1, k, v)]
     G = torch.full_like(v, 60.0).half()
-    (d_value,) = torch.autograd.grad(attention(*inputs, budget=16, generator=generator(0)), inputs[2], G)
+    with plain_forms() if plain else nullcontext():
+        (d_value,) = torch.autograd.grad(attention(*inputs, budget=16, generator=generator(0)), inputs[2], G)
     assert d_value[0, 0, 0].isinf().all()
     assert not d_value.isnan().any()
 

@@ -20,6 +20,14 @@ from studies.gradients import CAPTURE, CONTENDERS, INPUTS, Case, Gradients, erro
 from tests.helpers import generator, tensors
 
 
+@pytest.fixture
+def weights() -> None:
+    try:
+        minilm_folder()
+    except FileNotFoundError:
+        pytest.skip("the pretrained weights are not installed; run `make install`")
+
+
 def test_the_errors_of_exact_attention_are_none_and_those_of_v_mean_are_all() -> None:
     q, k, v = (x.detach() for x in tensors(1, 2, 50, p=8, p_v=8))
     case = Case("random", (q, k, v), torch.randn(q.shape, generator=generator(1), dtype=torch.float64)).peaked(3.0)
@@ -34,11 +42,8 @@ def test_the_errors_of_exact_attention_are_none_and_those_of_v_mean_are_all() ->
     assert mean_errors([nothing, nothing]).key == 1
 
 
+@pytest.mark.usefixtures("weights")
 def test_the_study_measures_every_layer_and_leaves_the_model_as_it_was(tmp_path: Path) -> None:
-    try:
-        minilm_folder()
-    except FileNotFoundError:
-        pytest.skip("the pretrained weights are not installed; run `make install`")
     texts = [f"The {word} house by the sea was old, and nobody went there. " * 30 for word in ("red", "blue", "small")]
     rows = {"split": ["train"] * 3, "label": [0, 1, 0], "text": texts, "id": [0, 1, 2]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "reviews.parquet")
@@ -60,6 +65,7 @@ def test_the_study_measures_every_layer_and_leaves_the_model_as_it_was(tmp_path:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.usefixtures("weights")
 def test_too_few_reviews_is_an_error_that_says_what_to_give(tmp_path: Path) -> None:
     table = pyarrow.table({"split": ["train"], "label": [0], "text": ["a word " * 40], "id": [0]})
     parquet.write_table(table, tmp_path / "reviews.parquet")

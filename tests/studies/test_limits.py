@@ -212,17 +212,27 @@ def test_what_is_trained_sketched_and_tested_exact_is_an_arm_of_its_own() -> Non
         ("cluster", 16): (0.5, None),
         ("cluster, tested exact", 16): (0.0, None),
     }
+    assert table["cluster, tested exact", 16].loss is None  # it is the other's
+    assert [row[3] for row in table_of(table)[1]] == ["1.000", "+0.000", ""]
 
 
 def test_v_mean_is_the_scale_and_some_intervals_exclude_0_by_chance() -> None:
-    run: Record = {"kind": "limits", "task": "text", "steps": 2, "d": 16}
+    run: Record = {"kind": "limits", "task": "text", "steps": 2}
     records: list[Record] = [
-        {**run, "arm": arm, "seed": seed, "second_half_loss": loss + seed, "accuracy": 0.5 + off * seed}
-        for arm, loss, off in (("softmax", 1.0, 0.0), ("cluster", 1.25, 0.1), ("vmean", 2.0, 0.0))
+        {
+            **run,
+            "arm": arm,
+            "d": 16,
+            "seed": seed,
+            "second_half_loss": loss * (1 + 0.01 * seed),
+            "accuracy": 0.5 + off * seed,
+        }
+        for arm, loss, off in (("softmax", 1.0, 0.0), ("cluster", 1.25, 0.1), ("vmean", 2.0, 0.2))
         for seed in range(3)
     ]
     (table,) = differences(records).values()
-    assert exclusions([table]) == "Of 2 intervals 1 exclude 0; by chance alone one of twenty does."
+    assert set(table) == {("softmax", None), ("cluster", 16), ("vmean", None)}
+    assert exclusions([table]) == "Of 2 intervals, 1 exclude 0. If nothing differed, one of twenty would."
 
 
 def test_tables_of_some_seeds() -> None:
@@ -237,6 +247,16 @@ def test_tables_of_some_seeds() -> None:
     assert table["cluster", 16].loss.mean == 3.5
     with pytest.raises(ValueError, match="over all seeds; leave out"):
         run_limits(Limits(records=(Path("x"),), shown_seeds=(2,), page=Path("page.md")))
+
+
+def test_a_page_is_kept_where_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    run: Record = {"kind": "limits", "task": "text", "steps": 2, "accuracy": 0.5, "second_half_loss": 1.0, "d": 16}
+    records, page = tmp_path / "records.jsonl", tmp_path / "page.md"
+    records.write_text(json.dumps({**run, "arm": "cluster", "seed": 0}) + "\n")
+    page.write_text("<!-- limits -->\nold\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="no run of softmax shares task, shape and seed"):
+        run_limits(Limits(records=(records,), page=page), Console(file=StringIO(), width=120))
+    assert "old" in page.read_text()
 
 
 def test_nothing_to_show_is_an_error() -> None:
