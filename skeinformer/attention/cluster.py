@@ -108,7 +108,7 @@ class Cluster(MergedAttention):
     and 16 pilots, "accurate" 128 and 64 (pilots never more than clusters), both with 1 Lloyd step. `gradient` is what
     keys and values get in the backward pass: with "keys", the default, the derivative of the output; with "queries" an
     estimate of the gradient of exact attention, from the exact rows of 7 d / 8 virtual queries, but at least 20. Then
-    forward and backward take 1.4 to 1.6 times as long; docs/training.md says where that pays. Exact where d is at least
+    forward and backward take 1.3 to 1.6 times as long; docs/training.md says where that pays. Exact where d is at least
     the number of real keys. No parameters.
     Time O(n (d + P + p) p), memory O((n + d) p).
     """
