@@ -117,8 +117,8 @@ class Skeinformer(MergedAttention):
     geometric mean of those (`row_norm`: "adaptive"; "simple" leaves them out; "none" is the unbiased D^-1 A S S^T V).
     The pilot rows are written over the result (`reuse_pilots`). Selection carries no gradient; everything selected, the
     mean key and the mean value do: that is `gradient` "keys", the default. With "queries" keys and values get an
-    estimate of the gradient of exact attention instead, from the exact rows of 7 P / 8 virtual queries, but at least
-    20. No parameters.
+    estimate of the gradient of exact attention instead, from the exact rows of 7 P / 8 virtual queries (20 or more).
+    No parameters.
     Time O(n (d + P) p), memory O((n + d) p); `row_norm="none"` O(n^2 p).
     """
 
