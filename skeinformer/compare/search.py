@@ -24,7 +24,7 @@ from skeinformer.compare.measure import frobenius_error
 from skeinformer.compare.record import Record
 from skeinformer.compare.sides import arranged
 from skeinformer.nn.decision import AUTO, estimated_pairs, why_exact
-from skeinformer.nn.functional import EXACT, budget_and_pilots
+from skeinformer.nn.functional import EXACT, asked_sizes
 from skeinformer.nn.verdict import Verdict
 
 DecisionSizes = tuple[int, int, int | None, int, int, bool, str, str]  # the arguments of `worth_sketching`
@@ -69,7 +69,8 @@ def try_call(call: LayerCall, contender: Contender, budget: int) -> list[Tried]:
 def sizes_in(call: LayerCall, attention: Attention, method: str) -> DecisionSizes:
     """What the decision goes by, without gradients."""
     n, n_k, p = call.query.shape[-2], call.key.shape[-2], call.query.shape[-1]
-    return (n, n_k, *budget_and_pilots(attention), p, False, method, call.query.device.type)
+    budget, num_pilots, _ = asked_sizes(attention)
+    return (n, n_k, budget, num_pilots, p, False, method, call.query.device.type)
 
 
 def budgets_to_try(contender: Contender, budget: int, keys: int) -> list[tuple[Contender, int]]:

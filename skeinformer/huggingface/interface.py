@@ -15,7 +15,8 @@ from skeinformer.huggingface.rules import CAUSAL, as_padding, attends_elsewhere,
 from skeinformer.huggingface.settings import LayerSettings
 from skeinformer.huggingface.stack import layer_number
 from skeinformer.kernels.choice import first_derivative
-from skeinformer.nn.functional import Given, budget_and_pilots, by_head, hashable
+from skeinformer.nn.decision import AskedSizes
+from skeinformer.nn.functional import Given, asked_sizes, by_head, hashable
 from skeinformer.nn.kept import KEPT, constant_of_a_graph, keep
 
 SKETCHED = "sketched"
@@ -95,8 +96,8 @@ def layer_name(
 
 
 @constant_of_a_graph
-def sizes_of_call(settings: LayerSettings, given: Given) -> tuple[int | None, int]:
-    """d of a call with such options, None where another option sets it, and its number of pilots.
+def sizes_of_call(settings: LayerSettings, given: Given) -> AskedSizes:
+    """What `min_length="auto"` goes by in a call with such options.
 
     Or an error that names a wrong option.
     """
@@ -105,7 +106,7 @@ def sizes_of_call(settings: LayerSettings, given: Given) -> tuple[int | None, in
             hash(value)
         except TypeError:
             raise TypeError(f"{name} must be a single value, got {value!r} of type {type(value).__name__}") from None
-    return budget_and_pilots(getattr(KEPT, layer_name(settings, given, 8, None, 0, False)))
+    return asked_sizes(getattr(KEPT, layer_name(settings, given, 8, None, 0, False)))
 
 
 @contextmanager

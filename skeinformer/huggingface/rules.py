@@ -15,6 +15,7 @@ from skeinformer.huggingface.settings import LayerSettings
 from skeinformer.huggingface.stack import refuse_eager
 from skeinformer.kernels.choice import recorded
 from skeinformer.nn import decision
+from skeinformer.nn.decision import AskedSizes
 from skeinformer.nn.kept import constant_of_a_graph
 from skeinformer.registry import check_options
 
@@ -125,7 +126,7 @@ def refuse_call(
 
 def why_layer_is_exact(
     settings: LayerSettings,
-    sizes: tuple[int | None, int],
+    sizes: AskedSizes,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -135,7 +136,7 @@ def why_layer_is_exact(
 ) -> str | None:
     """Why a layer takes the exact kernel, or None where it is sketched. The first that holds, in this order.
 
-    sizes: d of the call, None where another option sets it, and the number of pilots.
+    sizes: those of the call.
     """
     if settings.row.exact_from == 0:
         return BY_CHOICE
@@ -160,7 +161,9 @@ def why_layer_is_exact(
         return None  # how many tokens there are, other ranks know
     (n, p), n_k, device = query.shape[-2:], key.shape[-2], query.device.type
     gradients = module.training or recorded(query, key)
-    return decision.why_exact(settings.min_length, n, n_k, *sizes, p, gradients, settings.method, device)
+    budget, num_pilots, gradient = sizes
+    numbers = (n, n_k, budget, num_pilots, p)
+    return decision.why_exact(settings.min_length, *numbers, gradients, settings.method, device, gradient)
 
 
 def as_padding(attention_mask: Tensor | None) -> Tensor | None:

@@ -18,7 +18,7 @@ from skeinformer.attention import METHODS, Attention, build
 from skeinformer.attention.methods import DEFAULT
 from skeinformer.kernels.choice import at_hand, recorded, watched
 from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
-from skeinformer.nn.functional import budget_and_pilots, exact_with_masks
+from skeinformer.nn.functional import asked_sizes, exact_with_masks
 from skeinformer.registry import check_count, check_flag, lookup
 
 
@@ -179,8 +179,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         gradients = self.training or (torch.is_grad_enabled() and recorded(query, key, value, *self._of_projections()))
         tokens = 1 if self.batch_first and query.dim() == 3 else 0
         n, n_k = query.shape[tokens], key.shape[tokens] + (self.bias_k is not None) + self.add_zero_attn
-        sizes = (n, n_k, *budget_and_pilots(attention), self.head_dim)
-        return why_exact(self.min_length, *sizes, gradients, self.method, query.device.type)
+        budget, num_pilots, gradient = asked_sizes(attention)
+        sizes = (n, n_k, budget, num_pilots, self.head_dim)
+        return why_exact(self.min_length, *sizes, gradients, self.method, query.device.type, gradient)
 
     def _of_projections(self) -> list[Tensor]:
         """The parameters that queries, keys and values are made with."""

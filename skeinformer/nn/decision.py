@@ -21,6 +21,7 @@ from skeinformer.registry import check_count
 
 MinLength = int | Literal["auto"]
 AUTO: Literal["auto"] = "auto"
+AskedSizes = tuple[int | None, int, str]  # d, None where another option sets the size; pilots; `gradient`
 
 FEW_KEYS = "no more keys than the budget"
 SHORT = "shorter than min_length"
@@ -30,6 +31,7 @@ SLOWER = "exact attention takes less time"
 # starts each of a sketch's many small operations no faster. The cluster sketch of 16 then begins near 4,000 tokens.
 DEVICES: dict[str, int] = {"cpu": 1}
 OTHER_DEVICES = 8
+OF_QUERIES = 1.5  # how many times longer training takes with gradient="queries": measured 1.3 to 1.6
 WIDTH = 32  # of the pairs in METHODS
 WHOLE = 128  # tokens up to which torch's one call for an encoder layer is the faster one, on a CPU
 EXPONENTIAL = 20  # what a pair takes beside its p multiply-adds, in these
@@ -45,6 +47,7 @@ def why_exact(
     gradients: bool,
     method: str,
     device: str = "cpu",
+    gradient: str = "keys",
 ) -> str | None:
     """Why n queries and n_k keys are left to exact attention, or None where they are sketched.
 
@@ -60,7 +63,8 @@ def why_exact(
         return FEW_KEYS
     if min_length != AUTO:
         return SHORT if holds(n < min_length) or holds(n_k < min_length) else None
-    return None if worth_sketching(n, n_k, budget, num_pilots, head_dim, gradients, method, device) else SLOWER
+    won = worth_sketching(n, n_k, budget, num_pilots, head_dim, gradients, method, device, gradient)
+    return None if won else SLOWER
 
 
 def worth_sketching(
@@ -72,16 +76,18 @@ def worth_sketching(
     gradients: bool,
     method: str,
     device: str = "cpu",
+    gradient: str = "keys",
 ) -> bool:
     """Whether a sketch of n queries and n_k keys takes less time than exact attention on the fused kernel.
 
-    gradients: whether a backward pass will follow. device: a type, such as "cpu" or "cuda". Integers only, so that a
-    length may be symbolic in a compiled graph.
+    gradients: whether a backward pass will follow. device: a type, such as "cpu" or "cuda". gradient: the method's
+    option, "queries" or "keys", where it has one. Integers only, so that a length may be symbolic in a compiled graph.
     """
     row = METHODS[method]
     if row.quadratic or (row.has_budget and budget is not None and holds(budget >= n_k)):
         return False
-    return not holds(n * n_k <= estimated_pairs(n, n_k, budget, num_pilots, head_dim, gradients, method, device))
+    found = estimated_pairs(n, n_k, budget, num_pilots, head_dim, gradients, method, device, gradient)
+    return not holds(n * n_k <= found)
 
 
 def estimated_pairs(
@@ -93,18 +99,20 @@ def estimated_pairs(
     gradients: bool,
     method: str,
     device: str = "cpu",
+    gradient: str = "keys",
 ) -> int:
     """What a head of a sketch takes, in the time of so many of the n n_k pairs of exact attention."""
-    call, query, key = pairs(256 if budget is None else budget, num_pilots, head_dim, gradients, method, device)
+    d = 256 if budget is None else budget
+    call, query, key = pairs(d, num_pilots, head_dim, gradients, method, device, gradient)
     return call + n * query + n_k * key
 
 
 def pairs(
-    budget: int, num_pilots: int, head_dim: int, gradients: bool, method: str, device: str
+    budget: int, num_pilots: int, head_dim: int, gradients: bool, method: str, device: str, gradient: str
 ) -> tuple[int, int, int]:
     """What a sketch takes: in a call, for each query, for each key, in pairs of width `head_dim`."""
     cost = (METHODS[method].costs or UNMEASURED)[int(gradients)]
-    times = DEVICES.get(device, OTHER_DEVICES)
+    times = DEVICES.get(device, OTHER_DEVICES) * (OF_QUERIES if gradients and gradient == "queries" else 1)
     token = (cost.token + cost.column * budget) / 2
     call = times * cost.call * (WIDTH + EXPONENTIAL) / (head_dim + EXPONENTIAL)
     return round(call), round(times * token), round(times * (token + cost.pilot * num_pilots))

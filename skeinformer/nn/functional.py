@@ -18,7 +18,7 @@ from skeinformer.attention.inputs import clear_padding, prepare
 from skeinformer.attention.methods import DEFAULT
 from skeinformer.kernels.choice import first_derivative, no_autocast, recorded
 from skeinformer.kernels.inside import inside
-from skeinformer.nn.decision import AUTO, MinLength, check_min_length, why_exact
+from skeinformer.nn.decision import AUTO, AskedSizes, MinLength, check_min_length, why_exact
 from skeinformer.nn.kept import KEPT, constant_of_a_graph, keep
 from skeinformer.nn.shapes import Four, as_torch, padding_of, to_four, unusual
 from skeinformer.noise import from_seed, layer_seed
@@ -69,9 +69,9 @@ class Settings:
         return module
 
     @cached_property
-    def sizes(self) -> tuple[int | None, int]:
-        """d, None where another option sets the size, and the number of pilots."""
-        return budget_and_pilots(self.build(8))
+    def sizes(self) -> AskedSizes:
+        """What `min_length="auto"` goes by."""
+        return asked_sizes(self.build(8))
 
     def __str__(self) -> str:
         given = {**({} if self.budget is None else {"budget": self.budget}), **dict(self.options)}
@@ -153,10 +153,10 @@ def decide(
         return "one query", None
     if n != n_k and not row.cross_attention:
         return f"as many queries as keys is what {settings.method} takes", None
-    budget, num_pilots = sizes_in_force(settings)
-    gradients = recorded(query, key, value)
-    device = query.device.type
-    reason = why_exact(settings.min_length, n, n_k, budget, num_pilots, p, gradients, settings.method, device)
+    budget, num_pilots, gradient = sizes_in_force(settings)
+    gradients, device = recorded(query, key, value), query.device.type
+    sizes = (n, n_k, budget, num_pilots, p)
+    reason = why_exact(settings.min_length, *sizes, gradients, settings.method, device, gradient)
     if reason is not None or attn_mask is None:
         return reason, None
     mask, reason = padding_of(attn_mask, query, key)
@@ -254,14 +254,15 @@ def module_name(settings: Settings, head_dim: int, scale: float | None) -> str:
 
 
 @constant_of_a_graph
-def sizes_in_force(settings: Settings) -> tuple[int | None, int]:
-    """d, None where another option sets the size, and the number of pilots."""
+def sizes_in_force(settings: Settings) -> AskedSizes:
+    """What `min_length="auto"` goes by."""
     return settings.sizes
 
 
-def budget_and_pilots(module: Attention) -> tuple[int | None, int]:
-    """d, None where another option sets the size, and the number of pilots."""
-    return module.budget_in_force, getattr(module.options, "num_pilots", None) or 0
+def asked_sizes(module: Attention) -> AskedSizes:
+    """What `min_length="auto"` goes by."""
+    num_pilots = getattr(module.options, "num_pilots", None) or 0
+    return module.budget_in_force, num_pilots, getattr(module.options, "gradient", "keys")
 
 
 @cache

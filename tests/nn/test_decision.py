@@ -70,6 +70,13 @@ def test_more_budget_pilots_and_narrower_heads_need_longer_sequences() -> None:
     assert first_length("cluster", head_dim=16) > first_length("cluster", head_dim=64)
 
 
+@pytest.mark.parametrize("method", ["cluster", "skeinformer"])
+def test_training_with_estimated_gradients_needs_longer_sequences(method: str) -> None:
+    plain = first_length(method, gradients=True)
+    assert first_length(method, gradients=True, gradient="queries") > 1.2 * plain
+    assert first_length(method, gradient="queries") == first_length(method)  # there is no backward pass
+
+
 def test_few_keys_or_few_queries_are_exact() -> None:
     assert not worth_sketching(4096, 77, 16, 16, 64, False, "cluster")  # text in a diffusion model
     assert not worth_sketching(16, 4096, 16, 16, 64, False, "cluster")
@@ -189,7 +196,7 @@ def test_a_converted_model_says_so_and_saves_it() -> None:
 
 
 def test_every_drop_in_asks_the_same_function(huggingface: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """n, n_k, d, pilots, p, whether gradients are needed, the method, the device."""
+    """n, n_k, d, pilots, p, whether gradients are needed, the method, the device, the option `gradient`."""
     from transformers import BertConfig, BertModel
 
     seen: list[tuple[Any, ...]] = []
@@ -199,7 +206,7 @@ def test_every_drop_in_asks_the_same_function(huggingface: Any, monkeypatch: pyt
         return False
 
     monkeypatch.setattr(decision, "worth_sketching", asked)
-    options = {"budget": 8, "num_pilots": 4}
+    options = {"budget": 8, "num_pilots": 4, "gradient": "queries"}
     with torch.no_grad():
         x = torch.randn(1, SHORT_N, WIDTH)
         layer(**options)(x, x, x)
@@ -214,7 +221,7 @@ def test_every_drop_in_asks_the_same_function(huggingface: Any, monkeypatch: pyt
         model = BertModel(config).eval()
         model.set_attn_implementation("skein-cluster")
         model(torch.randint(9, (1, SHORT_N)))
-    assert seen == [(SHORT_N, SHORT_N, 8, 4, WIDTH // HEADS, False, "cluster", "cpu")] * 4
+    assert seen == [(SHORT_N, SHORT_N, 8, 4, WIDTH // HEADS, False, "cluster", "cpu", "queries")] * 4
 
 
 def test_compare_measures_the_sketch_at_every_length() -> None:
