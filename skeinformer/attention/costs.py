@@ -32,8 +32,10 @@ class Costs(NamedTuple):
     forward: Cost
     training: Cost
     """Forward with backward, in pairs of the exact kernel's forward with backward."""
+    queries: float = 1
+    """How many times as much training takes with gradient="queries" as with "keys"."""
 
 
-SKEINFORMER = Costs(Cost(220_000, 170, 1, 2), Cost(60_000, 187, 1, 1.4))
+SKEINFORMER = Costs(Cost(220_000, 170, 1, 2), Cost(60_000, 187, 1, 1.4), queries=2)
 INFORMER = Costs(Cost(0, 0, 15.5, 0), Cost(0, 0, 5.4, 0))
 UNMEASURED = SKEINFORMER  # of a row that has none

@@ -347,7 +347,7 @@ METHODS: dict[str, Method] = {
         sequence_parallel=True,
         in_table_1=False,
         page="cluster.md",
-        costs=Costs(Cost(600_000, 156, 6, 3), Cost(300_000, 340, 3, 1)),
+        costs=Costs(Cost(600_000, 156, 6, 3), Cost(300_000, 340, 3, 1), queries=1.5),
     ),
 }
 

@@ -5,9 +5,10 @@ row of a method in METHODS has what its sketch takes, in the time of so many suc
 
     call + (n + n_k) / 2 * (token + column d) + n_k * pilot * P
 
-A call is sketched where that is less than n n_k. What does not scale with the width p, the `call`, counts in pairs of
-width 32, and a pair of width p takes as long as p + 20 multiply-adds. Neither the batch nor the contents of a mask are
-asked: what an example becomes must not depend on its batch mates.
+and in training with gradient="queries" so many times more as the row says. A call is sketched where that is less than
+n n_k. What does not scale with the width p, the `call`, counts in pairs of width 32, and a pair of width p takes as
+long as p + 20 multiply-adds. Neither the batch nor the contents of a mask are asked: what an example becomes must not
+depend on its batch mates.
 """
 
 from typing import Literal
@@ -31,7 +32,6 @@ SLOWER = "exact attention takes less time"
 # starts each of a sketch's many small operations no faster. The cluster sketch of 16 then begins near 4,000 tokens.
 DEVICES: dict[str, int] = {"cpu": 1}
 OTHER_DEVICES = 8
-OF_QUERIES = 1.5  # how many times longer training takes with gradient="queries": measured 1.3 to 1.6
 WIDTH = 32  # of the pairs in METHODS
 WHOLE = 128  # tokens up to which torch's one call for an encoder layer is the faster one, on a CPU
 EXPONENTIAL = 20  # what a pair takes beside its p multiply-adds, in these
@@ -111,8 +111,9 @@ def pairs(
     budget: int, num_pilots: int, head_dim: int, gradients: bool, method: str, device: str, gradient: str
 ) -> tuple[int, int, int]:
     """What a sketch takes: in a call, for each query, for each key, in pairs of width `head_dim`."""
-    cost = (METHODS[method].costs or UNMEASURED)[int(gradients)]
-    times = DEVICES.get(device, OTHER_DEVICES) * (OF_QUERIES if gradients and gradient == "queries" else 1)
+    costs = METHODS[method].costs or UNMEASURED
+    cost = costs.training if gradients else costs.forward
+    times = DEVICES.get(device, OTHER_DEVICES) * (costs.queries if gradients and gradient == "queries" else 1)
     token = (cost.token + cost.column * budget) / 2
     call = times * cost.call * (WIDTH + EXPONENTIAL) / (head_dim + EXPONENTIAL)
     return round(call), round(times * token), round(times * (token + cost.pilot * num_pilots))

@@ -64,6 +64,15 @@ def test_the_lengths_from_which_methods_win_are_those_of_the_performance_page() 
     assert 3000 < first_length("cluster", device="cuda") < 5000
 
 
+def test_the_lengths_from_which_training_with_estimated_gradients_wins() -> None:
+    """Measured: at 1024, but not at 512; near 1,250; before 1,024; near 1,590."""
+    training = {"gradients": True, "gradient": "queries"}
+    assert 900 < first_length("cluster", **training) < 1100
+    assert 1250 < first_length("cluster", sizes=(128, 64), **training) < 1600
+    assert 900 < first_length("skeinformer", sizes=(256, 32), **training) < 1150
+    assert 1590 < first_length("skeinformer", sizes=(256, 256), **training) < 1750
+
+
 def test_more_budget_pilots_and_narrower_heads_need_longer_sequences() -> None:
     assert first_length("cluster", sizes=(64, 16)) > first_length("cluster", sizes=(16, 16))
     assert first_length("cluster", sizes=(16, 64)) > first_length("cluster", sizes=(16, 16))
