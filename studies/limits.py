@@ -216,12 +216,15 @@ def cell_of(record: Record) -> Record | None:
 
 
 def exclusions(found: Iterable[Arms], against: str = EXACT) -> str:
-    """How many intervals of differences exclude 0, without those of V-mean: with many of them, some do by chance."""
+    """How many intervals of differences exclude 0, without those of V-mean: with many of them, some do by chance.
+
+    An interval of no width, of seeds that happen to agree, says nothing and is left out.
+    """
     rows = [row for arms in found for (arm, _), row in arms.items() if arm != against and not is_scale(arm)]
     spreads = [spread for row in rows for spread in row.outcomes()]
-    halves = [(spread.mean, spread.half) for spread in spreads if spread.half is not None]
-    out = sum(abs(mean) > half for mean, half in halves if half > 0)
-    return f"Of {len(halves)} intervals, {out} exclude 0. If nothing differed, one of twenty would."
+    halves = [(spread.mean, spread.half) for spread in spreads if spread.half]
+    out = sum(abs(mean) > half for mean, half in halves)
+    return f"Of {len(halves)} intervals, {out} exclude 0, without V-mean. If nothing differed, one of twenty would."
 
 
 def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence[int] = ()) -> dict[str, Arms]:

@@ -301,7 +301,7 @@ METHODS: dict[str, Method] = {
         row_by_row=True,
         sequence_parallel=True,
         options={"columns": "uniform", "reuse_pilots": False},
-        costs=Costs(Cost(220_000, 100, 1, 0), Cost(60_000, 120, 1, 0)),
+        costs=Costs(Cost(220_000, 100, 1, 0), Cost(60_000, 120, 1, 0), SKEINFORMER.queries),  # which needs pilots
     ),
     "skeinformer_no_norm": Method(
         Skeinformer,
@@ -347,7 +347,7 @@ METHODS: dict[str, Method] = {
         sequence_parallel=True,
         in_table_1=False,
         page="cluster.md",
-        costs=Costs(Cost(600_000, 156, 6, 3), Cost(300_000, 340, 3, 1), queries=1.5),
+        costs=Costs(Cost(600_000, 156, 6, 3), Cost(300_000, 340, 3, 1), Cost(450_000, 510, 4.5, 1.5)),
     ),
 }
 

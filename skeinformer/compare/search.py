@@ -27,7 +27,8 @@ from skeinformer.nn.decision import AUTO, estimated_pairs, why_exact
 from skeinformer.nn.functional import EXACT, asked_sizes
 from skeinformer.nn.verdict import Verdict
 
-DecisionSizes = tuple[int, int, int | None, int, int, bool, str, str]  # the arguments of `worth_sketching`
+# what `worth_sketching` takes, without `gradient`
+DecisionSizes = tuple[int, int, int | None, int, int, bool, str, str]
 LEAST_BUDGET = 4
 CANDIDATES = ("cluster", "skeinformer:num_pilots=32")  # unless others are named
 

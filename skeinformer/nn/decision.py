@@ -5,10 +5,10 @@ row of a method in METHODS has what its sketch takes, in the time of so many suc
 
     call + (n + n_k) / 2 * (token + column d) + n_k * pilot * P
 
-and in training with gradient="queries" so many times more as the row says. A call is sketched where that is less than
-n n_k. What does not scale with the width p, the `call`, counts in pairs of width 32, and a pair of width p takes as
-long as p + 20 multiply-adds. Neither the batch nor the contents of a mask are asked: what an example becomes must not
-depend on its batch mates.
+A call is sketched where that is less than n n_k. The numbers are others in training, and others again with
+gradient="queries". What does not scale with the width p, the `call`, counts in pairs of width 32, and a pair of width p
+takes as long as p + 20 multiply-adds. Neither the batch nor the contents of a mask are asked: what an example becomes
+must not depend on its batch mates.
 """
 
 from typing import Literal
@@ -112,8 +112,9 @@ def pairs(
 ) -> tuple[int, int, int]:
     """What a sketch takes: in a call, for each query, for each key, in pairs of width `head_dim`."""
     costs = METHODS[method].costs or UNMEASURED
-    cost = costs.training if gradients else costs.forward
-    times = DEVICES.get(device, OTHER_DEVICES) * (costs.queries if gradients and gradient == "queries" else 1)
+    estimated = costs.queries if gradient == "queries" else None
+    cost = (estimated or costs.training) if gradients else costs.forward
+    times = DEVICES.get(device, OTHER_DEVICES)
     token = (cost.token + cost.column * budget) / 2
     call = times * cost.call * (WIDTH + EXPONENTIAL) / (head_dim + EXPONENTIAL)
     return round(call), round(times * token), round(times * (token + cost.pilot * num_pilots))

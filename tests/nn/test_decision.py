@@ -65,12 +65,12 @@ def test_the_lengths_from_which_methods_win_are_those_of_the_performance_page() 
 
 
 def test_the_lengths_from_which_training_with_estimated_gradients_wins() -> None:
-    """Measured: at 1024, but not at 512; near 1,250; before 1,024; near 1,590."""
+    """Measured at 512, 1024, 2048 and 4096 tokens; between them the lengths are about 800, 1250, 950 and 1600."""
     training = {"gradients": True, "gradient": "queries"}
     assert 900 < first_length("cluster", **training) < 1100
     assert 1250 < first_length("cluster", sizes=(128, 64), **training) < 1600
-    assert 900 < first_length("skeinformer", sizes=(256, 32), **training) < 1150
-    assert 1590 < first_length("skeinformer", sizes=(256, 256), **training) < 1750
+    assert 900 < first_length("skeinformer", sizes=(256, 32), **training) < 1024
+    assert 1600 < first_length("skeinformer", sizes=(256, 256), **training) < 1850
 
 
 def test_more_budget_pilots_and_narrower_heads_need_longer_sequences() -> None:
@@ -79,11 +79,15 @@ def test_more_budget_pilots_and_narrower_heads_need_longer_sequences() -> None:
     assert first_length("cluster", head_dim=16) > first_length("cluster", head_dim=64)
 
 
-@pytest.mark.parametrize("method", ["cluster", "skeinformer"])
+ESTIMATING = [name for name, row in METHODS.items() if "gradient" in row.make.Options._fields and not row.quadratic]
+
+
+@pytest.mark.parametrize("method", ESTIMATING)
 def test_training_with_estimated_gradients_needs_longer_sequences(method: str) -> None:
-    plain = first_length(method, gradients=True)
-    assert first_length(method, gradients=True, gradient="queries") > 1.2 * plain
-    assert first_length(method, gradient="queries") == first_length(method)  # there is no backward pass
+    plain = first_length(method, sizes=(128, 32), gradients=True)
+    assert first_length(method, sizes=(128, 32), gradients=True, gradient="queries") > 1.2 * plain
+    one = first_length(method, gradient="queries")  # there is no backward pass
+    assert one == first_length(method)
 
 
 def test_few_keys_or_few_queries_are_exact() -> None:

@@ -232,7 +232,9 @@ def test_v_mean_is_the_scale_and_some_intervals_exclude_0_by_chance() -> None:
     ]
     (table,) = differences(records).values()
     assert set(table) == {("softmax", None), ("cluster", 16), ("vmean", None)}
-    assert exclusions([table]) == "Of 2 intervals, 1 exclude 0. If nothing differed, one of twenty would."
+    assert (
+        exclusions([table]) == "Of 2 intervals, 1 exclude 0, without V-mean. If nothing differed, one of twenty would."
+    )
 
 
 def test_tables_of_some_seeds() -> None:
