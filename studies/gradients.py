@@ -15,7 +15,7 @@ exact attention by virtual queries (docs/cluster.md).
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +46,10 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cluster, fast, queries": ("cluster", {"gradient": "queries"}),
     "cluster, accurate, keys": ("cluster", {"quality": "accurate", "gradient": "keys"}),
     "cluster, accurate, queries": ("cluster", {"quality": "accurate", "gradient": "queries"}),
+}
+MEANS = {  # of two contenders' gradients, for comparison
+    f"cluster, {quality}, mean of both": tuple(f"cluster, {quality}, {which}" for which in ("keys", "queries"))
+    for quality in ("fast", "accurate")
 }
 INPUTS = [(0, "initialized"), (0, "pretrained"), (2, "pretrained"), (5, "pretrained")]
 CAPTURE = "skein-study-capture"
@@ -190,21 +194,25 @@ def synthetic_cases(options: Gradients) -> Iterator[Case]:
 
 
 def measure_all(cases: Sequence[Case], seed: int, step: OnStep, part: str) -> dict[str, list[Errors]]:
-    """The errors of every contender on every case."""
-    rows: dict[str, list[Errors]] = {name: [] for name in CONTENDERS}
+    """The errors of every contender on every case, and of the means of two."""
+    rows: dict[str, list[Errors]] = {name: [] for name in (*CONTENDERS, *MEANS)}
     for index, case in enumerate(cases):
         step(f"{part}: {case.name}", index / len(cases))
         doubles = [x.double() for x in case.inputs]
         truth = input_gradients(exact_attention, doubles, case.upstream.double())
+        found = {}
         for name, (method, options) in CONTENDERS.items():
             module = build(method, head_dim=case.inputs[0].shape[-1], seed=seed, **options).eval()
-            rows[name].append(errors_of(module, case, truth))
+            found[name] = input_gradients(module, case.inputs, case.upstream)
+        for name, (one, other) in MEANS.items():
+            found[name] = tuple((x + y) / 2 for x, y in zip(found[one], found[other], strict=True))
+        for name, gradients in found.items():
+            rows[name].append(errors_of(gradients, truth))
     return rows
 
 
-def errors_of(module: Callable[..., Tensor], case: Case, truth: Sequence[Tensor]) -> Errors:
-    """Of one call and its gradients."""
-    found = input_gradients(module, case.inputs, case.upstream)
+def errors_of(found: Sequence[Tensor], truth: Sequence[Tensor]) -> Errors:
+    """Of the gradients of Q, K and V."""
     query, key, value = (float(relative_error(ours, theirs).mean()) for ours, theirs in zip(found, truth, strict=True))
     cosine = F.cosine_similarity(found[1].double().flatten(2), truth[1].double().flatten(2), dim=-1).mean()
     return Errors(query, key, value, float(cosine))

@@ -16,7 +16,7 @@ from rich.console import Console
 from skeinformer import build
 from skeinformer.lab.measure.errors import exact_attention, input_gradients
 from skeinformer.lab.measure.pretrained import load_model, minilm_folder
-from studies.gradients import CAPTURE, CONTENDERS, INPUTS, Case, Gradients, errors_of, mean_errors, run_gradients
+from studies.gradients import CAPTURE, CONTENDERS, INPUTS, MEANS, Case, Gradients, errors_of, mean_errors, run_gradients
 from tests.helpers import generator, tensors
 
 
@@ -34,8 +34,10 @@ def test_the_errors_of_exact_attention_are_none_and_those_of_v_mean_are_all() ->
     assert torch.equal(case.inputs[0], 3 * q)
     assert torch.equal(case.inputs[1], k)
     truth = input_gradients(exact_attention, case.inputs, case.upstream)
-    exact = errors_of(build("softmax", head_dim=8).eval(), case, truth)
-    nothing = errors_of(build("vmean", head_dim=8).eval(), case, truth)
+    exact, nothing = (
+        errors_of(input_gradients(build(method, head_dim=8).eval(), case.inputs, case.upstream), truth)
+        for method in ("softmax", "vmean")
+    )
     assert max(exact[:3]) < 1e-6
     assert abs(exact.cosine - 1) < 1e-6
     assert nothing.query == nothing.key == 1
@@ -52,13 +54,15 @@ def test_the_study_measures_every_layer_and_leaves_the_model_as_it_was(tmp_path:
     tables = run_gradients(options, Console(file=shown, width=80))
     assert list(tables) == ["real", "real, x 3", "synthetic"]
     for rows_of in tables.values():
-        assert list(rows_of) == list(CONTENDERS)
+        assert list(rows_of) == [*CONTENDERS, *MEANS]
     assert {len(errors) for errors in tables["real"].values()} == {6}
     assert {len(errors) for errors in tables["synthetic"].values()} == {3 * len(INPUTS)}
     assert all(errors.key == pytest.approx(1, abs=1e-6) for errors in tables["real"]["V-mean"])
     for quality in ("fast", "accurate"):
         keys, queries = (mean_errors(tables["real"][f"cluster, {quality}, {which}"]) for which in ("keys", "queries"))
         assert queries.key < keys.key
+        both = mean_errors(tables["real"][f"cluster, {quality}, mean of both"])
+        assert queries.key < both.key < keys.key
     assert "geometric mean" in shown.getvalue()
     model = load_model(None).model
     assert model.config._attn_implementation != CAPTURE
