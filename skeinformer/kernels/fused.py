@@ -139,13 +139,11 @@ def row_gradients(
     dtype = statistics_dtype(keys)
     if route_of(keys, values, log_weight).normalizer == "scores":
         return _row_gradients_unfused(queries, keys, values, log_weight, gradient, scale)
-    if keys.dtype != dtype:  # in half precision, in units in which sums of gradients are of moderate size
-        unit = gradient.abs().amax((-2, -1), keepdim=True)
-        unit = unit.where(unit > 0, 1)
-        half = (queries.to(keys.dtype), keys, values, log_weight, (gradient / unit).to(keys.dtype), scale)
-        d_keys, d_values = _row_gradients_fused(*half)
-        return d_keys.to(dtype) * unit, d_values.to(dtype) * unit
-    return _row_gradients_fused(queries, keys, values, log_weight, gradient, scale)
+    if keys.dtype == torch.float16:  # products of queries, values and sums of gradients leave its range
+        keys, values = keys.float(), values.float()
+    queries, gradient = queries.to(keys.dtype), gradient.to(keys.dtype)
+    d_keys, d_values = _row_gradients_fused(queries, keys, values, log_weight, gradient, scale)
+    return d_keys.to(dtype), d_values.to(dtype)
 
 
 def _row_gradients_fused(

@@ -323,6 +323,25 @@ def test_a_gradient_beyond_the_range_is_infinite(attention: Any, plain: bool) ->
     assert not d_value.isnan().any()
 
 
+@pytest.mark.parametrize("attention", BOTH)
+@pytest.mark.parametrize("plain", [False, True])
+def test_half_precision_holds_products_of_large_queries_and_values(attention: Any, plain: bool) -> None:
+    """Small gradients, of which the true dK is in range: it was infinite at any scale of the loss."""
+    draws, size = generator(0), 80.0
+    q = size * (1 + 0.05 * torch.randn(1, 1, 1024, 32, generator=draws))
+    k = torch.full_like(q, -0.5)
+    k[:, :, :2] = 0.5  # two keys to which all queries attend, with values far apart
+    v = torch.randn(q.shape, generator=draws)
+    v[:, :, 0], v[:, :, 1] = size, -size
+    inputs = [x.half() for x in (q, k, v)]
+    for unit in (1e-4, 1e-6):
+        G = torch.full_like(inputs[2], unit)
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        with plain_forms() if plain else nullcontext():
+            (found,) = torch.autograd.grad(attention(*leaves, budget=16, generator=generator(0)), leaves[1], G)
+        assert relative(found, exact_gradients(*inputs, G)[1]) < 0.1
+
+
 def test_how_many_virtual_queries_there_are() -> None:
     """7/8 of what is asked for: clusters, or pilots; at least 20, and no more than there are queries."""
     assert [queries.num_rows(asked, 1000) for asked in (1, 16, 23, 24, 64, 128)] == [20, 20, 20, 21, 56, 112]

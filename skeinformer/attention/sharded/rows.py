@@ -24,13 +24,11 @@ def rows_backward(
     dtype = statistics_dtype(key)
     if not by_hand(key, value):
         return _rows_backward_unfused(gradient, queries, key, value, log_weight, output, normalizer, scale)
-    if key.dtype == dtype:
-        return attend_backward(gradient, queries, key, value, log_weight, output, normalizer, scale)
-    unit = gradient.abs().amax((-2, -1), keepdim=True)  # in half precision sums of gradients must be of moderate size
-    unit = unit.where(unit > 0, 1)
-    half = ((gradient / unit).to(key.dtype), queries.to(key.dtype), key, value, log_weight, output.to(key.dtype))
-    d_queries, d_key, d_value = (x.to(dtype) * unit for x in attend_backward(*half, normalizer, scale))
-    return d_queries, d_key, d_value
+    if key.dtype == torch.float16:  # products of queries, values and sums of gradients leave its range
+        key, value = key.float(), value.float()
+    gradient, queries, output = (x.to(key.dtype) for x in (gradient, queries, output))
+    d_queries, d_key, d_value = attend_backward(gradient, queries, key, value, log_weight, output, normalizer, scale)
+    return d_queries.to(dtype), d_key.to(dtype), d_value.to(dtype)
 
 
 def _rows_backward_unfused(
