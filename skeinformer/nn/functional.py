@@ -7,6 +7,7 @@ and `skeinformer.compare` go by the same three.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -112,7 +113,8 @@ def scaled_dot_product_attention(
     keys than the budget, tensors that are not of one floating dtype and one batch, and what is shorter than
     `min_length`; "auto" is where the sketch would not win. `budget` is d, None the method's own; `options` are those of
     `build`. Draws go by `seed`, so that equal calls give equal results; where gradients are recorded, and with None,
-    they are drawn anew from torch's global state.
+    they are drawn anew from torch's global state. Inside `torch.utils.checkpoint.checkpoint` take use_reentrant=False:
+    the first pass of the other form records nothing, and would draw otherwise than the second.
     """
     given = tuple((name, hashable(value)) for name, value in options.items())
     settings = settings_of(method, budget, min_length, seed, given)
@@ -166,7 +168,8 @@ def decide(
 def sketch_call(settings: Settings, number: int, four: Four, scale: float | None, certify: bool = False) -> Attended:
     """(b, h, n, p_v) of the call with this number among those of a model; with `certify` also its error."""
     query, key, value, key_mask = four
-    module: Attention = getattr(KEPT, module_name(settings, query.shape[-1], scale))
+    width = index(query.shape[-1])  # a graph for all shapes takes it as a constant
+    module: Attention = getattr(KEPT, module_name(settings, width, scale))
     groups = query.shape[1] // key.shape[1]
     seed = None if recorded(query, key, value) else layer_seed(settings.seed, number)
     masks: dict[str, Any] = {"key_mask": key_mask}

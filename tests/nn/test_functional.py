@@ -279,6 +279,14 @@ def test_it_compiles_as_one_graph(masked: bool) -> None:
     torch.testing.assert_close(exact(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask))
 
 
+@torch.no_grad()
+def test_it_compiles_as_one_graph_for_all_shapes() -> None:
+    compiled = torch.compile(lambda *inputs: sdpa(*inputs, **SKETCH), fullgraph=True, dynamic=True, backend="eager")
+    for n in (N, N + 8):
+        inputs = torch.randn(3, B, H, n, 8).unbind(0)
+        torch.testing.assert_close(compiled(*inputs), sdpa(*inputs, **SKETCH))
+
+
 def test_the_scale_is_an_argument_of_the_call_and_no_option_of_a_scope() -> None:
     with pytest.raises(TypeError, match="takes no 'scale' here: every call brings its own scale; leave it out"):
         skeinformer.sketched(scale=3.0)
