@@ -156,7 +156,10 @@ def make_cases(options: Finetune) -> list[Case]:
     check_count("length", options.length, at_least=max(3, options.min_tokens))
     if not check_number("learning_rate", options.learning_rate, "above 0") > 0:
         raise ValueError(f"learning_rate must be above 0, got {options.learning_rate}")
-    return cases_of(options.methods, options.budgets)
+    cases = cases_of(options.methods, options.budgets)
+    if any("later" in dict(case.contender.options) for case in cases):
+        raise ValueError("the option later counts the calls of one run, and here several follow; see studies.limits")
+    return cases
 
 
 def load_data(options: Finetune, pretrained: Pretrained) -> ReviewData:

@@ -48,6 +48,7 @@ FEWEST = 2  # seeds that give an interval
 KEYS = ("task", "arm", "d", "seed", "asked", "num_layers", "batch", "max_len")  # what tells runs apart; asked: steps
 HEAD = ("arm", "d", "seeds", "training loss", "accuracy, %", "test loss")
 SCALE = "vmean"  # without attention: its difference is what attention is worth
+NEVER = 10**9  # checks without a better one before a run ends: all runs of a table have as many steps
 OF_LRA = (EXACT, "cluster", "skeinformer", SCALE)  # methods of the Long Range Arena's records that are arms
 
 
@@ -183,6 +184,7 @@ def train_arms(options: Limits) -> Path:
                         resume=True,
                         budget=budget,
                         steps=options.steps,
+                        patience=NEVER,
                         num_layers=options.num_layers,
                         batch=options.batch,
                         max_len=options.max_len,

@@ -158,6 +158,7 @@ def test_a_run_goes_on_at_the_next_cell(options: Finetune) -> None:
     ("change", "message"),
     [
         ({"methods": ("reformer",)}, "'reformer' cannot stand in for the model's attention"),
+        ({"methods": ("policy:after=2,later=32",)}, "the option later counts the calls of one run"),
         ({"seeds": ()}, "seeds is empty"),
         ({"length": 60}, "length must be at least 80"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),

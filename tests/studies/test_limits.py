@@ -11,7 +11,7 @@ from rich.console import Console
 from skeinformer.attention import METHODS
 from skeinformer.lab.records import Record, read
 from studies.finetune import second_half
-from studies.limits import Limits, differences, exclusions, run_limits, table_of
+from studies.limits import NEVER, Limits, differences, exclusions, run_limits, table_of
 from tests.lab.training.tiny import write_tiny
 
 
@@ -120,6 +120,8 @@ def test_arms_are_trained_once_and_shown(tmp_path: Path) -> None:
             "mixed:output=exact",
         ]
     assert "mixed:output=exact" in console.file.getvalue()  # type: ignore[attr-defined]
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/run.json")]
+    assert [run["patience"] for run in runs] == [NEVER, NEVER]  # one that stopped early would leave its table
     assert "Text from scratch, 2 steps:\n\n| arm | d | seeds | training loss |" in page.read_text()
 
 
