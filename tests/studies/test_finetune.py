@@ -212,11 +212,11 @@ def test_autocast_is_another_cell_and_both_measure_the_test_loss(options: Finetu
 
 def test_one_layer_can_stay_exact(options: Finetune) -> None:
     """The policy reaches the layer that it names: in a model of two layers, both are exact one after the other."""
-    huggingface.register(min_length=0)
     pretrained = load_model(options.model)
     data = load_data(options, pretrained)
     batch = data.train.take(torch.arange(2))
     with studied_methods("policy"):
+        huggingface.register(min_length=0)
         cases = make_cases(replace(options, methods=("softmax", "policy", "policy:exact_layer=0")))
         states = []
         for case in cases:
