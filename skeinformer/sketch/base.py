@@ -1,142 +1,142 @@
-"""The sketch: a random n x d matrix S with E[S S^T] = I, Eq. (1) of Chen et al. (2022), never formed.
-
-Replacing the identity in B I V by S S^T gives the sketched product B S S^T V. Every family of sketches is two
-functions: `noise(rand, n, d, ...)` asks a source for uniform numbers, and `build(noise, n, d, ...)` is a deterministic
-function of them. Shapes: n rows, d columns, p the width of what S is applied to, `...` any batch dimensions.
-"""
+"""The interface of a sketch, and sketches stored by their non-zeros."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from skeinformer.kernels.rows import gather_rows
+from skeinformer.noise import Rand
+
+Noise = tuple[Tensor, ...]  # the uniform numbers from which S is built
 
 
 class Sketch(ABC):
-    """A drawn S. Immutable. `apply` and `lift` are linear, differentiable and adjoint: <S^T x, y> = <x, S y>.
+    """A random matrix S, (..., n, d), with E[S S^T] = I. It is immutable.
 
-    The batch dimensions of S and of its argument broadcast. The result has the dtype of the argument.
+    `apply` and `lift` are linear, differentiable and adjoint: <S^T x, y> = <x, S y>. The batch dimensions of S and of
+    the argument broadcast, the result has the dtype of the argument, and half precision is summed in float32.
+
+    Attributes:
+        n: Number of rows.
+        d: Number of columns.
+        weight: The numbers that S consists of. They have the dtype and the device of S.
     """
 
     n: int
     d: int
-    weight: Tensor  # the numbers that S is made of: they give its dtype and device
+    weight: Tensor
 
-    @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
-        """S^T x: (..., n, p) -> (..., d, p)."""
+        """Compute S^T x.
 
-    @abstractmethod
+        Args:
+            x: A floating point tensor (..., n, p).
+
+        Returns:
+            S^T x, (..., d, p).
+
+        Raises:
+            ValueError: If x has another number of rows or is on another device.
+            TypeError: If x is not floating point.
+        """
+        return self._apply(self._checked("apply", x, "n", self.n)).to(x.dtype)
+
     def lift(self, y: Tensor) -> Tensor:
-        """S y: (..., d, p) -> (..., n, p)."""
+        """Compute S y.
+
+        Args:
+            y: A floating point tensor (..., d, p).
+
+        Returns:
+            S y, (..., n, p).
+
+        Raises:
+            ValueError: If y has another number of rows or is on another device.
+            TypeError: If y is not floating point.
+        """
+        return self._lift(self._checked("lift", y, "d", self.d)).to(y.dtype)
 
     def dense(self) -> Tensor:
-        """S itself, (..., n, d): for inspection and tests."""
+        """Form S, (..., n, d), for inspection and tests."""
         return self.lift(torch.eye(self.d, dtype=self.weight.dtype, device=self.weight.device))
+
+    @abstractmethod
+    def _apply(self, x: Tensor) -> Tensor:
+        """S^T x for x in float32 or float64."""
+
+    @abstractmethod
+    def _lift(self, y: Tensor) -> Tensor:
+        """S y for y in float32 or float64."""
+
+    def _checked(self, operation: str, x: Tensor, letter: str, size: int) -> Tensor:
+        """Return x, half precision as float32; raise unless it fits."""
+        if x.ndim < 2 or x.shape[-2] != size:
+            raise ValueError(f"{operation} takes shape (..., {letter}, p) with {letter} = {size}, got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise TypeError(f"{operation} takes a floating point tensor, got {x.dtype}; convert it first")
+        if x.device != self.weight.device:
+            raise ValueError(f"{operation} got a tensor on {x.device}, but the sketch is on {self.weight.device}")
+        return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Family(NamedTuple):
-    """A way of drawing S: first its noise, then S as a function of the noise. Both take the options in `defaults`."""
+    """A row of SKETCHES. S is drawn in two steps: uniform numbers first, then S as a function of them."""
 
-    noise: Callable[..., tuple[Tensor, ...]]  # noise(rand, n, d, **options)
-    build: Callable[..., Sketch]  # build(noise, n, d, dtype=..., **options)
-    paper: str  # who introduced it
+    shapes: Callable[..., tuple[tuple[int, ...], ...]]  # of the uniform numbers: shapes(n, d, **options)
+    matrix: Callable[..., Sketch]  # S, deterministic: matrix(noise, n, d, dtype=..., **options)
+    paper: str  # its origin
     cost: str  # of one application to n x p
-    defaults: dict[str, object] = {}  # noqa: RUF012  options and their defaults: the only ones that draw() accepts
+    defaults: dict[str, object] = {}  # noqa: RUF012  default values of its options, which are the only ones it takes
+    double: bool = False  # the first uniform tensor is float64: sums of probabilities are compared to it
+
+    def noise(self, rand: Rand, n: int, d: int, **options: Any) -> Noise:
+        first, *others = self.shapes(n, d, **options)
+        return rand(*first, dtype=torch.float64 if self.double else torch.float32), *(rand(*shape) for shape in others)
+
+    def build(self, noise: Noise, n: int, d: int, *, dtype: torch.dtype, **options: Any) -> Sketch:
+        """Build S from uniform numbers; raise a ValueError unless they have the shapes of `noise`."""
+        shapes = self.shapes(n, d, **options)
+        if len(noise) != len(shapes):
+            raise ValueError(f"expected {len(shapes)} noise tensors, got {len(noise)}; draw with this family's noise")
+        for u, shape in zip(noise, shapes, strict=True):
+            if u.ndim < len(shape) or tuple(u.shape[u.ndim - len(shape) :]) != shape:
+                expected = f"(..., {', '.join(map(str, shape))}); draw it with the same n, d and options"
+                raise ValueError(f"noise has shape {tuple(u.shape)}, expected {expected}")
+        return self.matrix(noise, n, d, dtype=dtype, **options)
 
 
 @dataclass(frozen=True, eq=False)
-class SparseColumns(Sketch):
-    """S given by k non-zeros per column: S[index[c, j], c] += weight[c, j]. A slot of weight 0 is empty.
-
-    Applying gathers rows, lifting scatters them: O(d k p).
-    """
+class SparseSketch(Sketch):
+    """S[index[c, j], c] += weight[c, j] with k non-zeros in a column, or `by_row` S[r, index[r, j]] += weight[r, j]."""
 
     n: int
     d: int
-    index: Tensor  # (..., d, k) rows in [0, n)
-    weight: Tensor  # (..., d, k)
+    index: Tensor  # (..., d, k) rows in [0, n), or by row (..., n, k) columns in [0, d)
+    weight: Tensor  # as the index; 0 in an empty slot
+    by_row: bool = False
 
-    def apply(self, x: Tensor) -> Tensor:
-        check_argument("apply", x, "n", self.n, self.weight)
-        return gather_sum(x, self.index, self.weight)
+    def _apply(self, x: Tensor) -> Tensor:
+        at = self.index, self.weight
+        return scatter_sum(x, *at, self.d) if self.by_row else gather_sum(x, *at)
 
-    def lift(self, y: Tensor) -> Tensor:
-        check_argument("lift", y, "d", self.d, self.weight)
-        return scatter_sum(y, self.index, self.weight, self.n)
-
-
-@dataclass(frozen=True, eq=False)
-class SparseRows(Sketch):
-    """S given by k non-zeros per row: S[r, index[r, j]] += weight[r, j].
-
-    Applying scatters rows, lifting gathers them: O(n k p).
-    """
-
-    n: int
-    d: int
-    index: Tensor  # (..., n, k) columns in [0, d)
-    weight: Tensor  # (..., n, k)
-
-    def apply(self, x: Tensor) -> Tensor:
-        check_argument("apply", x, "n", self.n, self.weight)
-        return scatter_sum(x, self.index, self.weight, self.d)
-
-    def lift(self, y: Tensor) -> Tensor:
-        check_argument("lift", y, "d", self.d, self.weight)
-        return gather_sum(y, self.index, self.weight)
+    def _lift(self, y: Tensor) -> Tensor:
+        at = self.index, self.weight
+        return gather_sum(y, *at) if self.by_row else scatter_sum(y, *at, self.n)
 
 
 def gather_sum(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """Weighted sums of rows, out[r] = sum_j weight[r, j] x[index[r, j]]: (..., n, p), (..., r, k) -> (..., r, p).
-
-    Half precision is summed in float32. O(r k p).
-    """
-    wide = accumulation_dtype(x)
+    """out[r] = sum_j weight[r, j] x[index[r, j]]: (..., n, p), (..., r, k) -> (..., r, p). O(r k p)."""
     rows = gather_rows(x, index.flatten(-2))  # (..., r * k, p)
     rows = rows.reshape(*rows.shape[:-2], *index.shape[-2:], x.shape[-1])  # (..., r, k, p)
-    return torch.sum(rows.to(wide) * weight[..., None].to(wide), -2).to(x.dtype)
+    return torch.sum(rows * weight[..., None].to(x.dtype), -2)
 
 
 def scatter_sum(y: Tensor, index: Tensor, weight: Tensor, size: int) -> Tensor:
-    """The adjoint of gather_sum, out[index[r, j]] += weight[r, j] y[r]: (..., r, p), (..., r, k) -> (..., size, p).
-
-    Half precision is summed in float32. O((size + r k) p).
-    """
-    wide = accumulation_dtype(y)
-    terms = (y[..., None, :].to(wide) * weight[..., None].to(wide)).flatten(-3, -2)  # (..., r * k, p)
+    """out[index[r, j]] += weight[r, j] y[r], the adjoint: (..., r, p), (..., r, k) -> (..., size, p)."""
+    terms = (y[..., None, :] * weight[..., None].to(y.dtype)).flatten(-3, -2)  # (..., r * k, p)
     sums = terms.new_zeros(*terms.shape[:-2], size, terms.shape[-1])
-    return sums.scatter_add(-2, index.flatten(-2)[..., None].expand(terms.shape), terms).to(y.dtype)
-
-
-def accumulation_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which sums of x are formed: float32 for half precision, else its own."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def check_argument(operation: str, x: Tensor, letter: str, size: int, held: Tensor) -> None:
-    """Raise unless x is a floating point (..., size, p) on the device of the tensor that the sketch holds."""
-    if x.ndim < 2 or x.shape[-2] != size:
-        raise ValueError(f"{operation} takes shape (..., {letter}, p) with {letter} = {size}, got {tuple(x.shape)}")
-    if not x.is_floating_point():
-        raise TypeError(f"{operation} takes a floating point tensor, got {x.dtype}; convert it first")
-    if x.device != held.device:
-        raise ValueError(
-            f"{operation} got a tensor on {x.device}, but the sketch is on {held.device}; move one of them"
-        )
-
-
-def check_sketch_noise(noise: tuple[Tensor, ...], *shapes: tuple[int, ...]) -> None:
-    """Raise a ValueError unless the noise consists of tensors of shape (..., *shape), one for each shape."""
-    if len(noise) != len(shapes):
-        raise ValueError(f"expected {len(shapes)} noise tensors, got {len(noise)}; draw them with this family's noise")
-    for u, shape in zip(noise, shapes, strict=True):
-        if u.ndim < len(shape) or tuple(u.shape[u.ndim - len(shape) :]) != shape:
-            expected = ", ".join(str(extent) for extent in shape)
-            raise ValueError(
-                f"noise has shape {tuple(u.shape)}, expected (..., {expected}); draw it with the same n, d and options"
-            )
+    return sums.scatter_add(-2, index.flatten(-2)[..., None].expand(terms.shape), terms)

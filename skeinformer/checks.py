@@ -1,4 +1,4 @@
-"""Tables of named things, and errors that say what was asked, what exists and what is nearest."""
+"""Checks of arguments, with errors that name what was expected, what came and which known name is nearest."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -8,22 +8,17 @@ from typing import SupportsFloat, SupportsIndex, TypeVar
 
 T = TypeVar("T")
 
-# other names for a quantity that has one name here
-OTHER_NAMES = {
-    **dict.fromkeys(
-        ("num_samples", "samples", "num_features", "num_landmarks", "num_clusters", "sketch_size"), "budget"
-    ),
-    "d": "budget",
-    "pilots": "num_pilots",
-}
+# names that other libraries use for an option, and the name it has here
+BUDGET = ("num_samples", "samples", "num_features", "num_landmarks", "num_clusters", "sketch_size", "d")
+OTHER_NAMES = {**dict.fromkeys(BUDGET, "budget"), "pilots": "num_pilots"}
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """The entry of `table` called `name`, or a ValueError that names the nearest one."""
+    """Return table[name]; an unknown name raises a ValueError with the nearest and all known names."""
     if not isinstance(name, str):
         raise TypeError(f"{kind} is chosen by its name, a string, got {name!r}")
     if name not in table:
-        raise ValueError(f"unknown {kind} {name!r}{_suggest(name, table)} Known: {', '.join(table)}.")
+        raise ValueError(f"unknown {kind} {name!r}{_suggest(_nearest(name, table))} Known: {', '.join(table)}.")
     return table[name]
 
 
@@ -31,23 +26,21 @@ def check_choice(argument: str, value: object, choices: Iterable[str]) -> None:
     """Raise a ValueError unless `value` is one of `choices`."""
     choices = list(choices)
     if value not in choices:
-        options = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{argument}={value!r} is not known{_suggest(str(value), choices)} Choose one of {options}.")
+        suggestion, options = _suggest(_nearest(str(value), choices)), ", ".join(map(repr, choices))
+        raise ValueError(f"{argument}={value!r} is not known{suggestion} Choose one of {options}.")
 
 
-def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise a TypeError if an option is not one that `owner` takes."""
+def check_options(owner: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise a TypeError if one of `names` is not an option of `owner`, which takes the `known` ones."""
     known = list(known)
-    for name in given:
+    for name in names:
         if name not in known:
-            options = ", ".join(known) if known else "none"
-            nearest = nearest_option(name, known)
-            suggestion = f"; did you mean {nearest!r}?" if nearest else "."
+            suggestion, options = _suggest(nearest_option(name, known)), ", ".join(known) or "none"
             raise TypeError(f"{owner} has no option {name!r}{suggestion} Its options: {options}.")
 
 
 def nearest_option(name: str, known: Sequence[str]) -> str | None:
-    """The known option that `name` is another name for, or else the one that is spelled most like it, or None."""
+    """Return the known option that `name` is another name for, or else the one with the most similar spelling."""
     pairs = ((other, word) for other, option in OTHER_NAMES.items() for word in (f"{option}s", option))
     others = {other: word for other, word in pairs if word in known}
     nearest = name if name in others else _nearest(name, [*known, *others])
@@ -55,18 +48,17 @@ def nearest_option(name: str, known: Sequence[str]) -> str | None:
 
 
 def check_count(argument: str, value: object, at_least: int = 1) -> None:
-    """Raise unless `value` is an integer of at least 1, or another bound."""
+    """Raise unless `value` is an integer and at least `at_least`."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        expected = f"an integer of at least {at_least}"
-        raise TypeError(f"{argument} must be {expected}, got {value!r} of type {type(value).__name__}")
+        raise _wrong_type(argument, f"an integer of at least {at_least}", value)
     if index(value) < at_least:
         raise ValueError(f"{argument} must be at least {at_least}, got {value}")
 
 
 def check_number(argument: str, value: object, expected: str = "a finite number") -> float:
-    """The number, or a TypeError or ValueError that says what was `expected`."""
+    """Return `value` as a float; raise unless it is a finite number. The message names what is `expected`."""
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
-        raise TypeError(f"{argument} must be {expected}, got {value!r} of type {type(value).__name__}")
+        raise _wrong_type(argument, expected, value)
     if not isfinite(float(value)):
         raise ValueError(f"{argument} must be {expected}, got {value}")
     return float(value)
@@ -75,14 +67,16 @@ def check_number(argument: str, value: object, expected: str = "a finite number"
 def check_flag(argument: str, value: object) -> None:
     """Raise a TypeError unless `value` is True or False."""
     if not isinstance(value, bool):
-        raise TypeError(f"{argument} must be True or False, got {value!r} of type {type(value).__name__}")
+        raise _wrong_type(argument, "True or False", value)
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
-    nearest = _nearest(name, known)
+def _wrong_type(argument: str, expected: str, value: object) -> TypeError:
+    return TypeError(f"{argument} must be {expected}, got {value!r} of type {type(value).__name__}")
+
+
+def _suggest(nearest: str | None) -> str:
     return f"; did you mean {nearest!r}?" if nearest else "."
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
-    nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return nearest[0] if nearest else None
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
