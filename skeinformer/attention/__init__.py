@@ -1,19 +1,21 @@
 """Every attention behind one interface: METHODS is the one table, `build` makes a module from a name."""
 
-from skeinformer.attention.base import Attention
+from skeinformer.attention.base import Attention, Method
 from skeinformer.attention.budget import choose_budget
 from skeinformer.attention.certificate import Info
 from skeinformer.attention.cluster import Cluster, ClusterInfo, ClusterNoise, cluster_attention
-from skeinformer.attention.methods import METHODS, Method, build
 from skeinformer.attention.skein import Skeinformer, SkeinInfo, SkeinNoise, skein_attention
+from skeinformer.attention.table import DEFAULT, METHODS, Entry, build
 from skeinformer.attention.virtual_keys import VirtualKeys
 
 __all__ = [
+    "DEFAULT",
     "METHODS",
     "Attention",
     "Cluster",
     "ClusterInfo",
     "ClusterNoise",
+    "Entry",
     "Info",
     "Method",
     "SkeinInfo",

@@ -1,165 +1,156 @@
-"""The frame of every attention, written once: options, noise, the module, the certificate, the functional form."""
+"""The frame of every attention, written once: a method and its options, the module, the functional form."""
 
-import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, overload
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import index
+from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
 
-from skeinformer.attention.certificate import Info, Known, estimate_error
-from skeinformer.attention.checks import alone, draw_checks, row_mass, rows_to_draw
-from skeinformer.attention.inputs import Inputs, Noise, Passed, default_scale, prepare, settle_noise
+from skeinformer.attention.certificate import Info, certify
+from skeinformer.attention.inputs import (
+    CHECK_SEED,
+    Inputs,
+    Noise,
+    check_scale,
+    check_source,
+    check_tensor,
+    clear_padding,
+    prepare,
+)
+from skeinformer.attention.operation import attend_in_graph, spec_of
+from skeinformer.attention.over_ranks import prepare_ranks
 from skeinformer.attention.pilots import Pilots
-from skeinformer.attention.run import run, run_alone
-from skeinformer.attention.sharded.call import attend_over_group, function_over_group
-from skeinformer.attention.sharded.settle import Along
-from skeinformer.attention.sharded.trace import SharedTrace
-from skeinformer.attention.virtual_keys import attend, from_mask
-from skeinformer.distributed.agreement import Shares
+from skeinformer.checks import check_choice, check_count, check_flag
 from skeinformer.distributed.group import Group
-from skeinformer.kernels.choice import no_autocast
-from skeinformer.kernels.inside import inside
-from skeinformer.kernels.rows import gather_rows
-from skeinformer.noise import Rand, from_generator
-from skeinformer.registry import check_choice, check_count, check_flag, check_number, check_options
+from skeinformer.distributed.handshake import broadcast_errors
+from skeinformer.distributed.world import outside_of_graphs
+from skeinformer.kernels.choice import built_once, is_captured, no_autocast, suppress_sdpa_mode
+from skeinformer.noise import Rand, from_generator, from_seed
 
-OF_THE_MODULE = ("head_dim", "max_len", "seed", "group")  # what every module takes beside the options of its method
-NUM_CHECKS = 32  # rows that the certificate computes, unless told otherwise
-
-I_co = TypeVar("I_co", covariant=True)
-
-
-class BudgetOnly(NamedTuple):
-    """The options of a method that has none of its own."""
-
-    budget: int = 256
+NUM_CHECKS = 32  # rows that the certificate computes by default
 
 
 class Trace(NamedTuple):
-    """What a method had in hand on the way to its output, as the certificate and `describe` need it."""
+    """What a method computed on the way to its output, for the certificate."""
 
-    pilots: Pilots | None = None
-    """Rows that are known exactly."""
-    found: Any = None
-    """What `describe` shows."""
-    shared: SharedTrace | None = None
-    """Where the tokens are shares: how `found` is made of what all ranks know."""
+    pilots: Pilots | None = None  # rows that are known exactly
+    details: Any = None  # what `Method.info` reports
+
+
+@dataclass_transform(frozen_default=True)
+class Method:
+    """An attention method: a frozen dataclass whose fields are the options.
+
+    A new method is a subclass, which becomes a dataclass by itself, and a row of METHODS. It writes `attend`, and
+    `noise` if it is random.
+    """
+
+    budget: int  # d, the sketch size; a few methods do not use it
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    size_options: ClassVar[tuple[str, ...]] = ()  # options that set the size which the budget sets otherwise
+    # what each tensor of the noise has a number for, for methods that take a group; None for neither
+    noise_along: ClassVar[tuple[Literal["queries", "keys"] | None, ...]] = ()
+    takes_group: ClassVar[bool] = False  # whether the tokens may be divided among ranks
+    module: ClassVar["type[Attention] | None"] = None  # of a method with parameters or state; None for `Attention`
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+    def __post_init__(self) -> None:
+        """Raise for a budget that is no count, a flag that is no bool, and a choice that there is not."""
+        for field in fields(self):
+            value, hint = getattr(self, field.name), field.type
+            if get_origin(hint) is Literal:
+                check_choice(field.name, value, get_args(hint))
+            elif hint is bool:
+                check_flag(field.name, value)
+            elif field.name == "budget" and value is not None:
+                check_count(field.name, value)
+
+    @classmethod
+    def create(cls, **options: Any) -> "Method":
+        """Return the method with these options; an error names a wrong one."""
+        return cls(**options)
+
+    @classmethod
+    def option_names(cls, **options: object) -> tuple[str, ...]:
+        """Return the names of the options; a few of `options` may decide about others."""
+        return tuple(field.name for field in fields(cls))
+
+    @property
+    def budget_in_force(self) -> int | None:
+        """d, or None where another option sets the size."""
+        return None if any(getattr(self, name) is not None for name in self.size_options) else self.budget
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Raise a ValueError where the method cannot take these tensors; most take all."""
+
+    def check_group(self) -> None:
+        """Raise a ValueError where the method with these options takes no group."""
+        if not self.takes_group:
+            raise ValueError(f"{type(self).__name__} takes no group: its tokens cannot be divided among ranks")
+
+    def noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
+        """Return the uniform numbers that `attend` turns into random choices; leading dimensions are (b, h)."""
+        return ()
+
+    def attend(self, inputs: Inputs, noise: Any) -> tuple[Tensor, Trace]:
+        """Compute the output, (b, h, n, p_v), on checked inputs: padded keys and values are 0."""
+        raise TypeError(f"{type(self).__name__} is no method: it does not define `attend`")
+
+    def info(self, inputs: Inputs, trace: Trace, error: Info) -> Any:
+        """Return what `certify` returns with the output."""
+        return error
 
 
 class Attention(nn.Module):
-    """Attention with a fixed contract. A method supplies `Options`, `draw` if it is random, and `compute`.
+    """A method as a module, with a seed, a scale and a group.
 
-    head_dim: p, the width of queries and keys. max_len: the longest sequence, for methods with parameters per position.
-    budget: the sketch size, the same for every method. seed: with one, evaluation is deterministic: the noise is drawn
-    per position and head and shared by all examples, so that neither batch mates nor right padding change a result
-    (a method that cannot keep this says so). group: a ProcessGroup or a one-dimensional DeviceMesh over whose ranks the
-    tokens of each sequence are divided; every rank then passes its share, and gets its share of the result.
+    With a seed the noise of evaluation depends on position and head, and is the same for all examples. In training, and
+    without a seed, every call draws from torch's global state.
+
+    Args:
+        method: The method with its options.
+        head_dim: p, the width of queries and keys.
+        max_len: The longest sequence, for methods with parameters for each position.
+        seed: Makes evaluation deterministic: neither batch mates nor right padding change a result.
+        scale: s, the factor of the scores; 1/sqrt(p) by default.
+        group: A ProcessGroup or a one-dimensional DeviceMesh whose ranks each pass, and get, a share of the tokens.
+
+    Raises:
+        ValueError: The method takes no group, or an argument is out of range.
+        TypeError: An argument has the wrong type.
+
+    Example:
+        >>> attention = Attention(Cluster(budget=64), head_dim=32, seed=0).eval()
+        >>> output = attention(q, k, v)
     """
-
-    Options: ClassVar[type[Any]] = BudgetOnly
-    """A NamedTuple of the method's options with their defaults. `budget` is one; `scale` is s, where there is one."""
-    sizes: ClassVar[tuple[str, ...]] = ()
-    """Options that set the size which the budget would else decide."""
-    deciding: ClassVar[tuple[str, ...]] = ()
-    """Options that decide which others there are."""
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """What an option may be whose type is a Literal."""
-    flags: ClassVar[tuple[str, ...]] = ()
-    """Options that are True or False."""
-    along: ClassVar[tuple[Along, ...]] = ()
-    """What each draw of the noise has a number for, where the method takes a group; None for neither."""
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Read what options may be. A method that computes something else than its base class is another operation."""
-        super().__init_subclass__(**arguments)
-        hints: dict[str, Any] = cls.Options.__annotations__
-        cls.choices = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) == Literal}
-        cls.flags = tuple(name for name, hint in hints.items() if hint is bool)
-        if vars(cls).keys() & {"compute", "attend"} and "as_operation" not in vars(cls):
-            cls.as_operation = staticmethod(Attention.as_operation)  # type: ignore[method-assign]
 
     def __init__(
         self,
+        method: Method,
         *,
         head_dim: int,
         max_len: int | None = None,
         seed: int | None = None,
+        scale: float | None = None,
         group: Any = None,
-        **options: Any,
     ) -> None:
         super().__init__()
-        if type(self).attend is Attention.attend and type(self).compute is Attention.compute:
-            raise TypeError(f"{type(self).__name__} writes neither `compute` nor `attend`: it is no method")
         check_count("head_dim", head_dim)
         if max_len is not None:
             check_count("max_len", max_len)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"seed must be an integer or None, got {seed!r} of type {type(seed).__name__}")
-        self.head_dim = head_dim
-        self.max_len = max_len
-        self.seed = seed
-        self.options = self.read(options)
-        self.has_own_size = any(options.get(name) is not None for name in self.sizes)
-        self.group = None if group is None else self.accept(group, self.options)
-
-    @classmethod
-    def option_names(cls, **options: object) -> tuple[str, ...]:
-        """The options that the method takes, where those given may decide about others."""
-        names: tuple[str, ...] = cls.Options._fields
-        return names
-
-    @classmethod
-    def read(cls, options: Mapping[str, Any], owner: str = "") -> Any:
-        """The options as `Options`, checked; or an error that says which is wrong and what it may be.
-
-        owner: what the user called, for the error; the class unless given.
-        """
-        check_options(owner or cls.__name__, options, cls.option_names(**options))
-        given = {name: value for name, value in options.items() if name != "budget" or value is not None}
-        for name in cls.sizes:
-            if given.get(name) is not None and "budget" in given:
-                raise ValueError(
-                    f"budget={given['budget']} and {name}={given[name]} both set the size of {cls.__name__}; give one"
-                )
-        read = cls.Options(**given)
-        if read.budget is not None:
-            check_count("budget", read.budget)
-        if getattr(read, "scale", None) is not None:
-            check_number("scale", read.scale, "a finite number, or None for 1/sqrt(p)")
-        for name, known in cls.choices.items():
-            check_choice(name, getattr(read, name), known)
-        for name in cls.flags:
-            check_flag(name, getattr(read, name))
-        return cls.complete(read)
-
-    @staticmethod
-    def complete(options: Any) -> Any:
-        """The options with what follows from others filled in, or an error that names the wrong one."""
-        return options
-
-    @classmethod
-    def accept(cls, group: Any, options: Any) -> Group:
-        """The group, or an error that says why the method with these options takes none."""
-        if not cls.takes_group():
-            raise ValueError(f"{cls.__name__} takes no group: it has no form for tokens that are divided among ranks")
-        return Group.of(group)
-
-    @classmethod
-    def takes_group(cls) -> bool:
-        """Whether there is a form for tokens that are divided among ranks."""
-        return cls.compute_shares is not Attention.compute_shares
-
-    @property
-    def budget(self) -> int:
-        """d, the sketch size."""
-        return int(self.options.budget)
-
-    @property
-    def budget_in_force(self) -> int | None:
-        """d, or None where another option sets the size."""
-        return None if self.has_own_size else self.budget
+        check_scale(scale)
+        self.method, self.spec = method, spec_of(method)
+        self.head_dim, self.max_len, self.seed, self.scale = head_dim, max_len, seed, scale
+        if group is not None:
+            method.check_group()
+        self.group = None if group is None else Group.of(group)
 
     def forward(
         self,
@@ -169,15 +160,39 @@ class Attention(nn.Module):
         *,
         key_mask: Tensor | None = None,
         query_mask: Tensor | None = None,
-        noise: Noise = None,
+        scale: float | None = None,
+        seed: int | None = None,
+        noise: Noise | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """(b, h, n, p), (b, h, n_k, p), (b, h, n_k, p_v) -> (b, h, n, p_v)."""
-        call = Passed(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
+        """Attend: (b, h, n, p), (b, h, n_k, p), (b, h, n_k, p_v) -> (b, h, n, p_v).
+
+        Args:
+            query, key, value: Tensors of one dtype and device.
+            key_mask: (b, n_k), True where a key is real.
+            query_mask: (b, n), True where a query is real; rows of other queries are zero.
+            scale: s of this call, instead of the module's.
+            seed: The seed of this call, instead of the module's; it counts in training too.
+            noise: Uniform numbers of `sample_noise`, instead of drawing.
+            generator: Where numbers are drawn from, instead of the seed or torch's global state.
+
+        Returns:
+            The output.
+
+        Raises:
+            ValueError: Shapes, devices or values do not fit; the message names which.
+            TypeError: An argument has the wrong type.
+
+        Example:
+            >>> output = attention(q, k, v, key_mask=mask)
+        """
+        call = Call(query, key, value, key_mask, query_mask, scale, seed, noise, generator)
         if self.group is not None:
-            return self.over_group(call)[0]
-        inputs, noise, _ = self.settle(call)
-        return run_alone(partial(self.as_operation, options=self.options), self.attend, inputs, noise)
+            return self._attend_over_ranks(call, None)[0]
+        if is_captured() and next(self.parameters(), None) is None:
+            return self._attend_in_graph(call)
+        inputs, noise, _ = self._prepare(call)
+        return run(self.attend, inputs, noise)[0]
 
     def certify(
         self,
@@ -187,203 +202,151 @@ class Attention(nn.Module):
         *,
         key_mask: Tensor | None = None,
         query_mask: Tensor | None = None,
-        noise: Noise = None,
+        scale: float | None = None,
+        seed: int | None = None,
+        noise: Noise | None = None,
         generator: torch.Generator | None = None,
         num_checks: int = NUM_CHECKS,
     ) -> tuple[Tensor, Any]:
-        """What a call returns, to the bit, and how far it is from softmax(s Q K^T) V: `num_checks` exact rows tell.
+        """Attend, and estimate the error of the output from `num_checks` exact rows.
 
-        The target is softmax attention for every method, also for those that approximate another (reformer,
+        The target is softmax(s Q K^T) V for every method, also for those that approximate another (reformer,
         linear_transformer).
+
+        Args:
+            query: As for a call of the module, like all arguments up to `generator`.
+            num_checks: How many exact rows are computed.
+
+        Returns:
+            The same output, and a report: `error`, `error_se`, `error_upper`, (b, h) each, and what was selected.
+
+        Raises:
+            ValueError: As for a call of the module, or `num_checks` is below 1.
+
+        Example:
+            >>> output, info = attention.certify(q, k, v)
+            >>> float(info.error_upper.max())
         """
-        call = Passed(query, key, value, key_mask, query_mask, noise, generator, self.seed_in_force())
+        call = Call(query, key, value, key_mask, query_mask, scale, seed, noise, generator)
         if self.group is not None:
-            return self.over_group(call, num_checks)
+            return self._attend_over_ranks(call, num_checks)
         check_count("num_checks", num_checks)
-        inputs, noise, rand = self.settle(call)
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError("certify works outside of torch.func: call it without vmap and grad")
+        inputs, noise, rand = self._prepare(call)
         output, trace = run(self.attend, inputs, noise)
-        return output, certificate(type(self), self.options, inputs, output, trace, rand, num_checks)
-
-    def settle(self, call: Passed) -> tuple[Inputs, Noise, Rand]:
-        """The inputs checked, also against this module, the noise of the call, and a source of more."""
-        inputs = prepare(*call[:5])
-        self.check_width(call.query)
-        self.check(*call[:3])
-        return inputs, *settle_noise(self.draw_noise, inputs, call)
-
-    def over_group(self, call: Passed, num_checks: int | None = None) -> tuple[Tensor, Any]:
-        """The output for this rank's share, and with `num_checks` what `certify` says of it."""
-        assert self.group is not None
-        check = partial(self.check_width, call.query)
-        return attend_over_group(type(self), self.options, call, check, num_checks, self.group)
-
-    def check_width(self, query: Tensor) -> None:
-        """Raise unless the queries are as wide as this module's."""
-        if query.shape[-1] != self.head_dim:
-            raise ValueError(f"query has head width {query.shape[-1]}, but this module was built with {self.head_dim=}")
-
-    def seed_in_force(self) -> int | None:
-        """The seed that decides the noise of a call without noise or generator: none in training."""
-        return None if self.training else self.seed
+        return output, self._certificate(inputs, output, trace, rand, num_checks)
 
     def sample_noise(self, query: Tensor, key: Tensor, *, generator: torch.Generator | None = None) -> Noise:
-        """Noise for `forward` on such inputs: from `generator`, else from torch's global state."""
-        return self.draw_noise(
-            query, key, from_generator(tuple(query.shape[:2]), generator=generator, device=query.device)
-        )
-
-    def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Raise a ValueError where the method cannot take these tensors; most take all."""
+        """Draw noise for calls on such tensors, from `generator` or else from torch's global state."""
+        rand = from_generator(tuple(query.shape[:2]), generator=generator, device=query.device)
+        return self.draw_noise(query, key, rand)
 
     def draw_noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
-        """Uniform numbers that `attend` turns into its random choices: a NamedTuple, leading dimensions (b, h)."""
-        return self.draw(query, key, rand, self.options)
+        """Return the noise of the method, from a source of uniform numbers."""
+        return self.method.noise(query, key, rand)
 
-    def attend(self, inputs: Inputs, noise: Any) -> tuple[Tensor, Trace]:
-        """The method itself: `compute`, unless it has parameters."""
-        return self.compute(inputs, noise, self.options)
+    def attend(self, inputs: Inputs, noise: Noise) -> tuple[Tensor, Trace]:
+        """Compute the method; a module with parameters overrides this."""
+        return self.method.attend(inputs, noise)
 
-    @staticmethod
-    def draw(query: Tensor, key: Tensor, rand: Rand, options: Any) -> Noise:
-        """`draw_noise` as a function of the options; None for a method without randomness."""
-        return None
+    def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Raise a ValueError where the module cannot take these tensors."""
+        if query.shape[-1] != self.head_dim:
+            raise ValueError(f"query has head width {query.shape[-1]}, but this module was built with {self.head_dim=}")
+        self.method.check(query, key, value)
 
-    @staticmethod
-    def compute(inputs: Inputs, noise: Any, options: Any) -> tuple[Tensor, Trace]:
-        """The mathematics, on checked inputs: masks are (b, 1, n) or None, padded keys and values are 0."""
-        raise TypeError("a method writes `compute`, or `attend` if it has parameters")
-
-    @staticmethod
-    def compute_shares(inputs: Inputs, noise: Any, options: Any, shares: Shares) -> tuple[Tensor, Trace]:
-        """`compute` for this rank's share of the tokens, by exchanges with the other ranks; not every method has it."""
-        raise TypeError("a method that takes a group writes `compute_shares`")
-
-    @staticmethod
-    def as_operation(inputs: Inputs, noise: Any, options: Any) -> Tensor | None:
-        """`compute` without the trace as one operation of a compiled graph; None where there is no such operation."""
-        return None
-
-    @staticmethod
-    def describe(inputs: Inputs, trace: Trace, options: Any, info: Info) -> Any:
-        """What `certify` returns beside the output."""
-        return info
+    def seed_of_call(self, call: "Call") -> int | None:
+        """Return the seed that decides the noise of a call without noise and generator; none in training."""
+        return call.seed if call.seed is not None or self.training else self.seed
 
     def extra_repr(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.options._asdict().items())
-        return f"head_dim={self.head_dim}, {shown}"
+        return f"{self.method}, head_dim={self.head_dim}"
+
+    def _prepare(self, call: "Call") -> tuple[Inputs, Noise, Rand]:
+        """Return the inputs and the noise of a call, checked, and a source of numbers for the certificate."""
+        inputs = prepare(*call[:5], self.scale if call.scale is None else call.scale)
+        self.check(*call[:3])
+        (query, key), noise, generator, seed = inputs[:2], call.noise, call.generator, self.seed_of_call(call)
+        batch, device = (query.shape[0], query.shape[1]), query.device
+        check_source(self.draw_noise, query, key, noise, generator)
+        if noise is not None:
+            return inputs, noise, from_seed(batch, CHECK_SEED, device=device)
+        if seed is not None and generator is None:
+            rand = from_seed(batch, seed, device=device)
+        else:
+            rand = from_generator(batch, generator=generator, device=device)
+        return inputs, self.draw_noise(query, key, rand), rand
+
+    def _attend_in_graph(self, call: "Call") -> Tensor:
+        """Attend by one operation, which draws by the seed itself; other noise is drawn in the graph."""
+        seed, noise = self.seed_of_call(call), call.noise
+        if noise is None and (seed is None or call.generator is not None):
+            inputs, noise, _ = self._prepare(call._replace(seed=None))
+        else:
+            inputs = prepare(*call[:5], self.scale if call.scale is None else call.scale)
+            self.check(*call[:3])
+        output = attend_in_graph(self.spec, inputs, noise, seed)
+        return clear_padding(output, inputs.query_mask)
+
+    def _certificate(self, inputs: Inputs, output: Tensor, trace: Trace, rand: Rand, num_checks: int) -> Any:
+        with torch.no_grad(), suppress_sdpa_mode(), no_autocast(output.device):
+            error = certify(inputs, output, trace.pilots, rand, num_checks)
+            return self.method.info(inputs, trace, error)
+
+    @outside_of_graphs
+    def _attend_over_ranks(self, call: "Call", num_checks: int | None) -> tuple[Tensor, Any]:
+        """Compute this rank's share of the output, and with `num_checks` the certificate of the whole output."""
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError("a module with a group works outside of torch.func: call it without vmap and grad")
+        inputs, noise, rand = prepare_ranks(self, call, num_checks)
+        output, trace = run(self.attend, inputs, noise)
+        info = None if num_checks is None else self._certificate(inputs, output, trace, rand, num_checks)
+        return output[..., : call.query.shape[2], :], info
 
 
-@torch.no_grad()
-def certificate(
-    kind: type[Attention], options: Any, inputs: Inputs, output: Tensor, trace: Trace, rand: Rand, num_checks: int
+class Call(NamedTuple):
+    """The arguments of a call, not checked yet."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_mask: Tensor | None
+    query_mask: Tensor | None
+    scale: float | None
+    seed: int | None
+    noise: Noise | None
+    generator: torch.Generator | None
+
+
+def run(attend: Callable[[Inputs, Any], tuple[Tensor, Trace]], inputs: Inputs, noise: Noise) -> tuple[Tensor, Trace]:
+    """Call `attend` without autocast, and set the rows of padded queries to zero."""
+    with suppress_sdpa_mode(), no_autocast(inputs.query.device):
+        output, trace = attend(inputs, noise)
+    return clear_padding(output, inputs.query_mask), trace
+
+
+def attend_once(
+    kind: type[Method], options: tuple[Any, ...], call: Call, return_info: bool, num_checks: int, group: Any
 ) -> Any:
-    """What `kind` says of its output, with the error that `num_checks` more exact rows show."""
-    query, key, value, key_mask, query_mask = inputs
-    scale = default_scale(query, getattr(options, "scale", None))
-    known = None if trace.pilots is None else Known(trace.pilots.rows, trace.pilots.output)
-    candidates = rows_to_draw(query, query_mask, None if known is None else known.rows.indices)
-    with inside(), no_autocast(query.device):
-        mass = row_mass(inputs, output, candidates, scale, alone(inputs))
-        checks = draw_checks(rand(query.shape[-2]), mass, num_checks)
-        exact = attend(gather_rows(query, checks.indices), from_mask(key, value, key_mask), scale)
-        info = estimate_error(output, checks, exact, known)
-    return kind.describe(inputs, trace, options, info)
-
-
-class Function(Protocol[I_co]):
-    """A method as a function of query, key, value and its options."""
-
-    __name__: str
-
-    @overload
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        query_mask: Tensor | None = None,
-        noise: Noise = None,
-        generator: torch.Generator | None = None,
-        return_info: Literal[False] = False,
-        num_checks: int = NUM_CHECKS,
-        group: Any = None,
-        **options: Any,
-    ) -> Tensor: ...
-
-    @overload
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        query_mask: Tensor | None = None,
-        noise: Noise = None,
-        generator: torch.Generator | None = None,
-        return_info: Literal[True],
-        num_checks: int = NUM_CHECKS,
-        group: Any = None,
-        **options: Any,
-    ) -> tuple[Tensor, I_co]: ...
-
-
-def as_function(kind: type[Attention], info: type[I_co], name: str) -> Function[I_co]:
-    """The method of a module class without parameters as a function called `name`."""
-
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        query_mask: Tensor | None = None,
-        noise: Noise = None,
-        generator: torch.Generator | None = None,
-        return_info: bool = False,
-        num_checks: int = NUM_CHECKS,
-        group: Any = None,
-        **options: Any,
-    ) -> Any:
-        call = Passed(query, key, value, key_mask, query_mask, noise, generator, seed=None)
-        if group is not None:
-            result = function_over_group(kind, name, options, call, num_checks if return_info else None, group)
-            return result if return_info else result[0]
-        read = kind.read(options, name)
+    """The functional form of a method: build its module from its options in order, and call it once."""
+    check_tensor("query", call.query)
+    if group is None:
         check_count("num_checks", num_checks)
-        inputs = prepare(*call[:5])
-        settled, rand = settle_noise(partial(kind.draw, options=read), inputs, call)
-        compute = partial(kind.compute, options=read)
-        if not return_info:
-            return run_alone(partial(kind.as_operation, options=read), compute, inputs, settled)
-        output, trace = run(compute, inputs, settled)
-        return output, certificate(kind, read, inputs, output, trace, rand, num_checks)
-
-    attention.__name__ = attention.__qualname__ = name
-    attention.__module__ = kind.__module__  # where the name is: functions are pickled by it
-    attention.__doc__ = (
-        f"{kind.__doc__}\n\n    With `return_info` the result is (output, {info.__name__}), the output the same to the "
-        "bit;\n    `num_checks` more rows are then computed to estimate its error. With a `group`, a ProcessGroup or\n"
-        "    a one-dimensional DeviceMesh, tokens are divided among its ranks: each passes its share.\n    "
-    )
-    attention.__signature__ = _signature(attention, kind)  # type: ignore[attr-defined]
-    return cast(Function[I_co], attention)
+        # a whole number may be an input of a graph: the length of a range is a constant
+        constants = (len(range(x)) if type(x) is int and x > 0 else x for x in options)
+        attention = build_once(kind, tuple(constants), index(call.query.shape[-1]))
+    else:
+        group = Group.of(group)
+        with broadcast_errors(group):  # other ranks wait in the handshake
+            attention = Attention(kind(*options), head_dim=call.query.shape[-1], group=group)
+            check_count("num_checks", num_checks)
+    if return_info:
+        return attention.certify(**call._asdict(), num_checks=num_checks)
+    return attention(**call._asdict())
 
 
-def _signature(function: Callable[..., Any], kind: type[Attention]) -> inspect.Signature:
-    """That of the function, with the options of the method in place of **options."""
-    signature = inspect.signature(function)
-    *own, _ = signature.parameters.values()
-    hints = kind.Options.__annotations__
-    options = [
-        inspect.Parameter(
-            option,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=kind.Options._field_defaults[option],
-            annotation=hints[option],
-        )
-        for option in kind.Options._fields
-    ]
-    return signature.replace(parameters=[*own, *options])
+@built_once
+def build_once(kind: type[Method], options: tuple[Any, ...], head_dim: int) -> Attention:
+    """Build the module of a functional form, once for equal arguments."""
+    return Attention(kind(*options), head_dim=head_dim)

@@ -1,59 +1,53 @@
 """The cluster sketch: softmax attention over d weighted means of keys and values, and one linear term.
 
-Skeinformer's virtual keys are sampled; these are the means of clusters, weighted by what P exact pilot rows J see:
+Skeinformer's virtual keys are sampled; these are the means of clusters. P queries, drawn at random, are the pilots J:
+their rows b_J = softmax(s q_J K^T) are exact, and lse_J are the logs of their sums. With w_j = mean_J b_Jj, the
+attention that the pilots give to key j, c(j) the cluster of key j and W_c the sum of its weights,
+
+    k_c = sum_{c(j) = c} w_j k_j / W_c        v_c = sum_{c(j) = c} w_j v_j / W_c
+    w'_c = log( W_c / mean_J exp(s q_J . k_c - lse_J) )
+    C = sum_j w_j (k_j - k_c(j)) (v_j - v_c(j))^T
 
     R = softmax(s Q K'^T + w') V' + a s (Q - mean q_J) C
 
-with K', V', w' and C of `clusters.py` and a factor a in [0, 1] that the pilots choose. Pilot rows are written over the
-result as in Algorithm 1 of Chen et al. (2022). Exact where every real key has a cluster of its own.
+where K' and V' have the rows k_c and v_c, and the pilots choose a factor a in [0, 1]. Their exact rows are written over
+R as in Algorithm 1 of Chen et al. (2022). Distances between keys and centers are those of their scores with other
+queries, the metric. docs/cluster.md derives all of it. Clusters, weights and the factor carry no gradient; keys and
+values do, through the means and through C. Over several ranks no exchange has the size of the sequence
+(docs/distributed.md); every rank then has the same virtual keys, and attends with its own queries.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.attention.base import Trace, as_function
+from skeinformer.attention.base import NUM_CHECKS, Call, Trace, attend_once
+from skeinformer.attention.centers import METRIC_QUERIES, find_centers, linear_scores, own_clusters, query_metric
 from skeinformer.attention.certificate import Info
-from skeinformer.attention.clusters import METRIC_QUERIES, ClusterMerge, merge_clusters, query_metric
-from skeinformer.attention.inputs import Inputs
-from skeinformer.attention.merged import MergedAttention, MergedKeys, ToMerge
-from skeinformer.attention.pilots import compute_pilots
-from skeinformer.attention.queries import Gradient
-from skeinformer.attention.selection import Selection, count_real, uniform_rows
-from skeinformer.attention.sharded.cluster import sharded_cluster_sketch
-from skeinformer.kernels.rows import gather_rows
-from skeinformer.registry import check_count
+from skeinformer.attention.inputs import Inputs, Noise
+from skeinformer.attention.pilots import Pilots, compute_pilots
+from skeinformer.attention.rows import Rows, count_real, masked_scores, places, top_of_all, weighted_mean
+from skeinformer.attention.sketch_method import Gradients, Sketch, SketchMethod
+from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
+from skeinformer.checks import check_count
+from skeinformer.kernels import steps_for
+from skeinformer.kernels.choice import all_true, statistics_dtype
+from skeinformer.kernels.rows import LOWEST, is_moderate, moderate_unit
+from skeinformer.noise import Rand, gumbel
 
 Quality = Literal["fast", "accurate"]
 QUALITIES: dict[str, tuple[int, int, int]] = {"fast": (16, 16, 1), "accurate": (128, 64, 1)}  # clusters, pilots, steps
-
-
-class ClusterOptions(NamedTuple):
-    """What the cluster sketch is told beside its inputs; None is what the quality sets."""
-
-    budget: int | None = None
-    quality: Quality = "fast"
-    num_pilots: int | None = None
-    num_steps: int | None = None
-    first_order: bool = True
-    gradient: Gradient = "keys"
-    scale: float | None = None
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Clusters, pilots and steps: those given, else those of the quality (of its pilots no more than clusters)."""
-        clusters, pilots, steps = QUALITIES[self.quality]
-        clusters = clusters if self.budget is None else self.budget
-        pilots = min(pilots, clusters) if self.num_pilots is None else self.num_pilots
-        return clusters, pilots, steps if self.num_steps is None else self.num_steps
+MASS_FLOOR = 1e-20  # added to the weight of every key, so that keys that no pilot attends to have equal weights
+SAMPLED_KEYS = 8  # keys per cluster that the Lloyd steps see
+CALIBRATED = 1e-14  # a cluster of less weight has the number of its keys as its weight
 
 
 class ClusterNoise(NamedTuple):
     """Uniform numbers in (0, 1)."""
 
-    pilots: Tensor  # (b, h, n): the first ranks are the pilots, the last make the metric
+    pilots: Tensor  # (b, h, n): the queries of the largest are the pilots, those of the smallest make the metric
     centers: Tensor  # (b, h, n_k): Gumbel noise of the first centers
 
 
@@ -69,75 +63,265 @@ class ClusterInfo(NamedTuple):
     error_upper: Tensor  # (b, h) a bound of the error
 
 
-def cluster_sketch(given: ToMerge, noise: ClusterNoise, options: ClusterOptions) -> MergedKeys:
-    """Pilots, a metric, clusters; attention over them is softmax attention over their means."""
-    query, source, scale, (d, num_pilots, num_steps) = given.query, given.source, given.scale, options.sizes
-    rows = uniform_rows(noise.pilots, given.query_mask, num_pilots)
-    pilots = compute_pilots(query, rows, source, scale, with_mass=True)
-    asked = rows_of_metric(noise.pilots, given.query_mask, num_pilots, METRIC_QUERIES * query.shape[-1])
-    metric = query_metric(gather_rows(query, asked.indices), asked.live)
-    clusters = merge_clusters(
-        pilots,
-        given.through,
-        noise.centers,
-        d,
-        num_steps=num_steps,
-        first_order=options.first_order,
-        scale=scale,
-        metric=metric,
-    )
-    merge, virtual, slope, _ = clusters
-    return MergedKeys(merge, virtual, (pilots, clusters), pilots, slope=slope, mass=merge.weight)
-
-
-def rows_of_metric(u: Tensor, mask: Tensor | None, num_pilots: int, size: int) -> Selection:
-    """The queries that make the metric, (b, h, size): of what the pilots, the first ranks, leave, the last."""
-    rows = uniform_rows(-u, mask, size)
-    rank = torch.arange(rows.live.shape[-1], device=u.device)
-    return Selection(rows.indices, rows.live & (rank < count_real(u[..., None], mask) - num_pilots))
-
-
-class Cluster(MergedAttention):
+class Cluster(SketchMethod):
     """softmax(s Q K'^T + w') V' + a s (Q - mean q_J) C: attention over d weighted means of clusters of keys.
 
-    P pilot rows J are computed exactly and written over the result (`num_pilots`). Centers are drawn by Eq. (5) of
-    Chen et al. (2022) and moved by `num_steps` Lloyd steps over a sample of the keys; every key joins the nearest, in
-    the metric of the queries. Means are weighted by the columns' mass in the pilot rows, and the log weights w' give
-    each cluster its mass there. `first_order` adds the linear term: C is the covariance of keys and values within
-    clusters, a in [0, 1] fits the pilots. `quality` sets what is not given: "fast" is 16 clusters (the `budget`, d)
-    and 16 pilots, "accurate" 128 and 64 (pilots never more than clusters), both with 1 Lloyd step. `gradient` is what
-    keys and values get in the backward pass: with "keys", the default, the derivative of the output; with "queries" an
-    estimate of the gradient of exact attention, from the exact rows of 7 d / 8 virtual queries, but at least 20. Then
-    forward and backward take 1.3 to 1.6 times as long; docs/training.md says where that pays. Exact where d is at least
-    the number of real keys. No parameters.
-    Time O(n (d + P + p) p), memory O((n + d) p).
+    Exact where d is at least the number of real keys. No parameters. Time O(n (d + P + p) p), memory O((n + d) p).
+
+    Args:
+        budget: d, the number of clusters.
+        quality: The defaults of what is None: "fast" is 16 clusters and 16 pilots, "accurate" 128 and 64, one step.
+        num_pilots: P, the rows that are computed exactly; by default no more than clusters.
+        num_steps: Lloyd steps that move the first centers, which are drawn by Eq. (5) of Chen et al. (2022).
+        first_order: Whether to add the linear term with C, the covariance of keys and values within clusters.
     """
 
-    Options, Noise, Merge = ClusterOptions, ClusterNoise, ClusterMerge
-    merge_keys = staticmethod(cluster_sketch)
-    compute_shares = staticmethod(sharded_cluster_sketch)
+    budget: int = None  # type: ignore[assignment]  # None stands for the quality's, and is replaced below
+    quality: Quality = "fast"
+    num_pilots: int = None  # type: ignore[assignment]
+    num_steps: int = None  # type: ignore[assignment]
+    first_order: bool = True
 
-    @staticmethod
-    def complete(options: ClusterOptions) -> ClusterOptions:
-        budget, pilots, steps = options.sizes
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        clusters, pilots, steps = QUALITIES[self.quality]
+        clusters = clusters if self.budget is None else self.budget
+        pilots = min(pilots, clusters) if self.num_pilots is None else self.num_pilots
+        steps = steps if self.num_steps is None else self.num_steps
         check_count("num_pilots", pilots)
         check_count("num_steps", steps, at_least=0)
-        return options._replace(budget=budget, num_pilots=pilots, num_steps=steps)
+        for name, size in (("budget", clusters), ("num_pilots", pilots), ("num_steps", steps)):
+            object.__setattr__(self, name, size)
 
-    @staticmethod
-    def describe(inputs: Inputs, trace: Trace, options: ClusterOptions, info: Info) -> ClusterInfo:
-        pilots, (merge, virtual, _, factor) = trace.found
-        d, num_pilots, _ = options.sizes
-        assignment, log_weight = merge.assignment, virtual.log_weights()
-        if inputs.key_mask is not None:
-            assignment = assignment.where(inputs.key_mask, -1)
+    def noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
+        return ClusterNoise(rand(query.shape[-2]), rand(key.shape[-2]))
+
+    def sketch(self, inputs: Inputs, noise: Noise) -> tuple[Sketch, Trace]:
+        query, key, value, key_mask, query_mask, scale, world = inputs  # masks are (b, 1, n) or None
+        (pilot_noise, center_noise), dtype, steps = noise, statistics_dtype(query), steps_for(query)
+        n, n_k = world.num_queries(query.shape[-2]), world.num_keys(key.shape[-2])
+        source = from_mask(key.to(dtype), value.to(dtype), key_mask)  # half precision is widened once
+        # pilot rows; for each key its weight, and the log of the probability to be sampled
+        best, least = masked_scores(pilot_noise, query_mask), masked_scores(-pilot_noise, query_mask)
+        requests = [(best, self.num_pilots, query), (least, METRIC_QUERIES * query.shape[-1], None)]
+        (rows, metric_rows), (queries,) = top_of_all(world, "pilots", requests, n, masked=query_mask is not None)
+        queries = queries.to(dtype)
+        pilots, log_probability, mass = compute_pilots(rows, queries, source, scale, steps, world, with_mass=True)
+        assert mass is not None
+        weight, is_real = mass.add_(MASS_FLOOR), torch.ones_like(mass)
+        if key_mask is not None:
+            weight, is_real = weight.where(key_mask, 0), is_real.where(key_mask, 0)
+        # a sample of keys; one more than d are drawn at least, to see where there are no more real keys than clusters
+        size = min(SAMPLED_KEYS * self.budget if self.num_steps else self.budget, n_k)
+        request = (log_probability.add_(gumbel(center_noise)), max(size, self.budget + 1), None)
+        masked = key_mask is not None or n_k <= self.budget
+        ((sample,), _) = top_of_all(world, "samples", [request], n_k, masked=masked)
+        assignment = self.assign(inputs, source, metric_rows, sample.first(size))
+        single, few_keys = sample.first(min(self.budget, n_k)), None
+        if sample.live is not None:
+            few_keys = sample.live.sum(-1, keepdim=True) <= self.budget  # (b, h, 1): each key is its own cluster there
+            few_keys = None if all_true(~few_keys) else few_keys
+        if few_keys is not None:
+            assignment = torch.where(few_keys, own_clusters(single, assignment), assignment)
+            weight = torch.where(few_keys, is_real, weight)
+        return self.merge(inputs, source, pilots, (assignment, weight, is_real), few_keys, single)
+
+    def assign(self, inputs: Inputs, source: VirtualKeys, metric_rows: Rows, sample: Rows) -> Tensor:
+        """Return the cluster of the nearest center for every key, (b, h, n_k); zeros where all have their own."""
+        query, key, world = inputs.query, source.keys, inputs.world
+        (b, h, _, p), steps = key.shape, steps_for(key)
+        n, n_k = world.num_queries(query.shape[-2]), world.num_keys(key.shape[-2])
+        parts = [sample.take(key), metric_rows.take(query.to(key.dtype))]
+        # with few queries the smallest numbers of the noise are those of pilots: they are no part of the metric
+        overlaps = metric_rows.live is not None or n - self.num_pilots < metric_rows.index.shape[-1]
+        if overlaps:
+            parts.append(count_real(query, inputs.query_mask).expand(b, 1, 1).to(key.dtype))
+        points, metric_queries, *count = world.sum("centers", *parts)
+        if n_k <= self.budget:
+            return torch.zeros(key.shape[:-1], dtype=torch.long, device=key.device)
+        live = None
+        if overlaps:
+            place = torch.arange(metric_rows.index.shape[-1], device=key.device)
+            live = metric_rows.is_live() & (place < count[0] - self.num_pilots)
+        metric = query_metric(metric_queries.view(b * h, -1, p), live)
+        centers = find_centers(points, sample.live, self.budget, self.num_steps, metric, steps)
+        assignment: Tensor = steps.nearest_center(key, *linear_scores(centers, metric))
+        return assignment
+
+    def merge(
+        self,
+        inputs: Inputs,
+        source: VirtualKeys,
+        pilots: Pilots,
+        clusters: tuple[Tensor, Tensor, Tensor],  # of each key (b, h, n_k): its cluster, its weight, 1 or 0 for padding
+        few_keys: Tensor | None,  # (b, h, 1), where each key is its own cluster, those of `single`
+        single: Rows,
+    ) -> tuple[Sketch, Trace]:
+        """Compute the means of the clusters, their log weights and the linear term; B = b h heads."""
+        key, value, scale, world = inputs.key, inputs.value, inputs.scale, inputs.world
+        (b, h, _, p), dtype, (assignment, weight, is_real) = key.shape, source.keys.dtype, clusters
+        n_k, heads = world.num_keys(key.shape[-2]), b * h
+        d, with_product = min(self.budget, n_k), self.first_order and n_k > self.budget
+        # sums over clusters of w [k, v], (B, d, p + p_v), of w and of 1, (B, d); sum_j w_j k_j v_j^T, (B, p, p_v)
+        sums, product = steps_for(key).cluster_sums(source.keys, source.values, weight, assignment, d, with_product)
+        index = assignment.view(heads, -1)
+        total, number = (x.new_zeros(heads, d).scatter_add_(-1, index, x.reshape(heads, -1)) for x in (weight, is_real))
+        parts = [sums, total, number, pilots.output, *([] if product is None else [product])]
+        sums, total, number, output, *products = world.sum("clusters", *parts)  # of pilot rows ranks have parts
+        total = total.clamp_(min=torch.finfo(dtype).tiny)
+        means = sums / total[..., None]
+        mean_keys, mean_values = means[..., :p].to(key.dtype), means[..., p:]
+        queries, pilot_output, lse = (
+            x.reshape(heads, -1, x.shape[-1]) for x in (pilots.queries, output, pilots.lse[..., None])
+        )
+        live = None if pilots.rows.live is None else pilots.rows.live.view(heads, -1, 1)
+        # s q_J . k_c - lse_J, (B, P, d)
+        log_ratio = torch.baddbmm(lse, queries, mean_keys.to(dtype).mT, beta=-1, alpha=scale)
+        log_weight = calibrate(log_ratio, live, total, number)
+        if few_keys is not None:
+            few_keys = few_keys.view(heads, 1)
+            single_log_weight = torch.zeros_like(log_weight).where(single.is_live().view(heads, d), -torch.inf)
+            log_weight = torch.where(few_keys, single_log_weight, log_weight)
+        slope = rate = center = factor = None
+        if products:  # slope = a s C, rate = a s
+            covariance = torch.baddbmm(products[0], sums[..., :p].mT, mean_values, alpha=-1)
+            weights = (log_ratio + log_weight[:, None]).clamp_(min=LOWEST).softmax(-1)
+            missed = torch.baddbmm(pilot_output, weights, mean_values, alpha=-1)
+            center = queries.mean(1, keepdim=True) if live is None else weighted_mean(queries, live)  # (B, 1, p)
+            term = torch.bmm(queries - center, covariance)
+            factor = fit_factor(missed, term if live is None else term * live, scale)  # (B, 1, 1)
+            factor = factor if few_keys is None else factor.where(~few_keys[..., None], 0)
+            rate = factor * scale
+            slope = rate * covariance
+            mean_values = mean_values - torch.bmm(center, slope)  # the constant: softmax weights sum to 1
+            slope = slope.to(key.dtype).view(b, h, p, -1)
+        virtual = VirtualKeys(
+            mean_keys.view(b, h, d, p), mean_values.to(value.dtype).view(b, h, d, -1), log_weight.view(b, h, d)
+        )
+        pilots = pilots._replace(queries=pilots.queries.to(key.dtype), output=output.to(value.dtype))
+        sketch = Sketch(virtual, slope, pilots, saved=(assignment, weight, total, rate, center))
+        return sketch, Trace(pilots, details=(pilots, assignment, virtual.log_weight, factor))
+
+    def add_gradients_(
+        self, sketch: Sketch, d_virtual: Gradients, key: Tensor, value: Tensor, d_key: Tensor, d_value: Tensor
+    ) -> None:
+        """dk_j += w_j (dk_c / W_c + dC (v_j - v_c)), dv_j += w_j (dv_c / W_c + dC^T (k_j - k_c)).
+
+        d_virtual: the gradients of virtual keys, virtual values and slope. Gradients are divided by `unit` and weights
+        multiplied: W_c may be 1e-20, and a large gradient divided by it would be beyond float32.
+        """
+        assignment, weight, total, rate, center = sketch.saved
+        steps, (b, h) = steps_for(key), key.shape[:2]
+        total = total.view(b, h, -1)
+        largest = torch.stack([x.abs().amax((-2, -1)) for x in d_virtual if x is not None]).amax(0)
+        unit = moderate_unit(largest[..., None, None])
+        d_keys, d_values = d_virtual[0] / unit, d_virtual[1] / unit
+        weight = weight * unit[..., 0]  # (b, h, n_k)
+        if d_virtual[2] is None or sketch.slope is None:
+            for result, gradient in ((d_key, d_keys), (d_value, d_values)):
+                steps.add_cluster_gradients_(result, gradient / total[..., None], assignment, weight)
+            return
+        rate, center = rate.view(b, h, 1, 1), center.view(b, h, 1, -1)
+        keys, values, slope = (x.to(weight.dtype) for x in (*sketch.virtual[:2], sketch.slope))
+        values = values + center @ slope  # the mean values, from which the constant of the slope was subtracted
+        d_covariance = rate * (d_virtual[2] / unit - center.mT @ d_values.sum(-2, keepdim=True))  # (b, h, p, p_v)
+        of_keys = d_keys / total[..., None] - values @ d_covariance.mT  # (b, h, d, p)
+        of_values = d_values / total[..., None] - keys @ d_covariance
+        steps.add_cluster_gradients_(d_key, of_keys, assignment, weight, value, d_covariance.mT)
+        steps.add_cluster_gradients_(d_value, of_values, assignment, weight, key, d_covariance)
+
+    def info(self, inputs: Inputs, trace: Trace, error: Info) -> ClusterInfo:
+        pilots, assignment, log_weight, factor = trace.details
+        world, key_mask = inputs.world, inputs.key_mask
+        if key_mask is not None:
+            assignment = assignment.where(key_mask, -1)
+        (pilot_places,) = places(world, (pilots.rows, world.query_start, self.num_pilots))
         return ClusterInfo(
-            pilots.rows.marked(num_pilots),
-            assignment,
-            F.pad(log_weight, (0, d - log_weight.shape[-1]), value=-torch.inf),
-            torch.zeros_like(info.error) if factor is None else factor[..., 0],
-            *info,
+            pilot_places,
+            assignment[..., : world.keys_here(assignment.shape[-1])],
+            F.pad(log_weight, (0, self.budget - log_weight.shape[-1]), value=-torch.inf),
+            torch.zeros_like(error.error) if factor is None else factor.view(error.error.shape),
+            *error,
         )
 
 
-cluster_attention = as_function(Cluster, ClusterInfo, "cluster_attention")
+def cluster_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    budget: int | None = None,
+    quality: Quality = "fast",
+    num_pilots: int | None = None,
+    num_steps: int | None = None,
+    first_order: bool = True,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    scale: float | None = None,
+    noise: Noise | None = None,
+    generator: torch.Generator | None = None,
+    return_info: bool = False,
+    num_checks: int = NUM_CHECKS,
+    group: Any = None,
+) -> Any:
+    """Approximate softmax(s Q K^T) V by attention over d weighted means of clusters of keys.
+
+    Exact where d is at least the number of real keys. Time O(n (d + P + p) p), memory O((n + d) p).
+
+    Args:
+        query, key, value: (b, h, n, p), (b, h, n_k, p) and (b, h, n_k, p_v).
+        budget, quality, num_pilots, num_steps, first_order: Options of `Cluster`.
+        key_mask: (b, n_k), True where a key is real.
+        query_mask: (b, n), True where a query is real; rows of other queries are zero.
+        scale: s, 1/sqrt(p) by default.
+        noise: A ClusterNoise, instead of drawing.
+        generator: Where numbers are drawn from; torch's global state by default.
+        return_info: Whether to return (output, ClusterInfo) with the estimated error; the output is the same.
+        num_checks: How many rows are computed exactly to estimate the error.
+        group: A ProcessGroup or a one-dimensional DeviceMesh whose ranks each pass, and get, a share of the tokens.
+
+    Returns:
+        The output, (b, h, n, p_v), or with `return_info` the output and a ClusterInfo.
+
+    Raises:
+        ValueError: Shapes, devices or values do not fit; the message names which.
+        TypeError: An argument has the wrong type.
+
+    Example:
+        >>> output, info = cluster_attention(q, k, v, budget=64, return_info=True)
+        >>> float(info.error_upper.max())
+    """
+    options = (budget, quality, num_pilots, num_steps, first_order)
+    call = Call(query, key, value, key_mask, query_mask, scale, None, noise, generator)
+    return attend_once(Cluster, options, call, return_info, num_checks, group)
+
+
+def calibrate(log_ratio: Tensor, live: Tensor | None, total: Tensor, number: Tensor) -> Tensor:
+    """log( W_c / mean_J exp(s q_J . k_c - lse_J) ): (B, P, d), (B, d) -> (B, d); -inf for an empty cluster.
+
+    With it the mean attention of the pilots to a cluster is that to its keys. Where they give it almost none, it is the
+    log of the number of its keys. log_ratio: s q_J . k_c - lse_J.
+    """
+    if live is None:
+        largest = log_ratio.amax(1, keepdim=True)
+        log_seen = (log_ratio - largest).exp_().mean(1).log_().add_(largest[:, 0])
+    else:
+        count = live.sum(1).clamp(min=1).to(total.dtype)  # (B, 1)
+        log_seen = log_ratio.where(live, -torch.inf).logsumexp(1) - count.log()
+    seen = torch.minimum(total, log_seen.exp()) > CALIBRATED
+    return torch.where(seen, total.log() - log_seen, number.log())
+
+
+def fit_factor(missed: Tensor, term: Tensor, scale: float) -> Tensor:
+    """Return the factor a in [0, 1] of the linear term that is nearest to the pilots' residual: (B, 1, 1).
+
+    It leaves the linear term out where attention is too peaked for it. missed: (B, P, p_v), what attention over the
+    means misses of the pilot rows. term: (B, P, p_v), (q_J - mean q_J) C.
+    """
+    term = term * scale
+    largest = term.abs().amax((1, 2), keepdim=True)  # (B, 1, 1)
+    if not is_moderate(largest):
+        unit = moderate_unit(largest)
+        missed, term = missed / unit, term / unit
+    size = term.square().sum((1, 2), keepdim=True).clamp_(min=torch.finfo(term.dtype).tiny)
+    return ((missed * term).sum((1, 2), keepdim=True) / size).clamp_(0, 1)

@@ -6,11 +6,9 @@
     q, k, v = (shard(x, group=group, dim=2) for x in (query, key, value))       # (batch, heads, tokens, width)
     output = gather(cluster_attention(q, k, v, budget=64, group=group), group, dim=2)
 
-Every rank passes its share to an attention with `group=`, and the result is that of one process. docs/distributed.md
-says what is exchanged, how losses are reduced, and how it goes together with data parallelism.
+Every rank passes its share to an attention with `group=`, and the result is that of one process: docs/distributed.md.
 """
 
-from skeinformer.distributed.collectives import Exchange, RankError, watch
 from skeinformer.distributed.group import Group
 from skeinformer.distributed.shares import (
     all_sum,
@@ -21,6 +19,7 @@ from skeinformer.distributed.shares import (
     share_lengths,
     token_at,
 )
+from skeinformer.distributed.world import Exchange, RankError, watch
 
 __all__ = [
     "Exchange",

@@ -1,6 +1,13 @@
-"""How attention is computed: the fused kernel, its normalizer and gradient, rows moved, scores by pieces.
+"""How attention is computed: the fused kernel and its gradient, moves of rows, and the steps of a sketch."""
 
-Functions of plain tensors. Where there is a fast form, its plain form of the same signature stands beside it, and
-`choice` decides which is taken. Outside of this package code asks `choice` only whether a condition is known, whether a
-gradient is recorded, and for the precision of statistics.
-"""
+from types import ModuleType
+
+from torch import Tensor
+
+from skeinformer.kernels import loops, plain
+from skeinformer.kernels.choice import is_eager_cpu
+
+
+def steps_for(x: Tensor) -> ModuleType:
+    """Return the module with the steps of a sketch for the device of x: `loops` on a CPU, else `plain`."""
+    return loops if is_eager_cpu(x) else plain

@@ -1,8 +1,7 @@
-"""Rows of a tensor by index: read, written over, added to; and the mean of those that a mask marks.
+"""Rows of a tensor by index, means of rows, and numbers near the ends of their range.
 
-A tensor (..., n, p) whose rows are dense in memory is a list of rows, whatever the order of its other dimensions, and
-whole rows are copied several times faster than `gather` and `scatter` move their elements. These need a tensor at hand
-on a CPU and no gradient; elsewhere `gather` and `scatter` do the same.
+A tensor (..., n, p) whose rows are dense in memory is a list of rows, whatever the order of its other dimensions. On a
+CPU and without gradients whole rows are copied several times faster than `gather` and `scatter` move their elements.
 """
 
 from collections.abc import Iterator
@@ -10,21 +9,21 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from skeinformer.kernels.choice import at_hand, fast_form, recorded
+from skeinformer.kernels.choice import is_eager_cpu, needs_grad
+
+LOWEST = -1e30  # a finite stand-in for -inf in float32: what is added to it, and its exp, are no NaN
+MODERATE = 1e-12, 1e12  # squares of numbers between these, and sums of many, are in the range of float32
+FEW = 2**17  # so many numbers are moved by `gather` and `scatter` before the list of rows is set up
 
 
 def is_one_batch(x: Tensor) -> bool:
     """Whether (..., n, p) is (B, n, p) without a copy. Heads that lie beside each other in a row of tokens are not."""
-    leading = range(x.dim() - 3)
-    return all(x.stride(dim) == x.stride(dim + 1) * x.shape[dim + 1] or x.shape[dim] == 1 for dim in leading)
+    strides, shape = x.stride(), x.shape
+    return all(strides[i] == strides[i + 1] * shape[i + 1] or shape[i] == 1 for i in range(x.dim() - 3))
 
 
 def pieces(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of the tensors in pieces of their leading dimensions, which they share.
-
-    The first, (..., n, p), has at most `size` numbers in a piece, or is one head. A result for all heads would lie in
-    fresh memory, which costs more than most sums over it; head by head short sequences cost as many calls.
-    """
+    """Views of the tensors in pieces of their leading dimensions: at most `size` numbers of the first, or one head."""
     first = tensors[0]
     if first.dim() > 3 and first[0].numel() > size:
         for example in zip(*(x.unbind(0) for x in tensors), strict=True):
@@ -48,57 +47,39 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     if x.shape[:-2] != index.shape[:-1]:
         batch = torch.broadcast_shapes(x.shape[:-2], index.shape[:-1])  # type: ignore[no-untyped-call]
         x, index = x.expand(*batch, *x.shape[-2:]), index.expand(*batch, -1)
-    if _moves_whole_rows(x):
-        rows, row = _list_of_rows(x, index)
+    if listed := _list_of_rows(x, index):
+        rows, row = listed
         return rows.index_select(0, row).view(*index.shape, x.shape[-1])
     return x.gather(-2, _per_element(index, x))
 
 
 def write_rows_(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     """x[..., index, :] = rows, in place: (..., n, p), (..., k), (..., k, p). The indices are distinct."""
-    if _moves_whole_rows(x):
-        listed, row = _list_of_rows(x, index)
-        listed.index_copy_(0, row, rows.reshape(-1, rows.shape[-1]))
+    if listed := _list_of_rows(x, index):
+        listed[0].index_copy_(0, listed[1], rows.reshape(-1, rows.shape[-1]))
         return x
     return x.scatter_(-2, _per_element(index, x), rows)
 
 
 def add_rows_(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     """x[..., index, :] += rows, in place."""
-    if _moves_whole_rows(x):
-        listed, row = _list_of_rows(x, index)
-        listed.index_add_(0, row, rows.reshape(-1, rows.shape[-1]))
+    if listed := _list_of_rows(x, index):
+        listed[0].index_add_(0, listed[1], rows.reshape(-1, rows.shape[-1]))
         return x
     return x.scatter_add_(-2, _per_element(index, x), rows)
-
-
-def rows_left_by_rank(index: Tensor, n: int) -> Tensor:
-    """`rows_left` as the first of all rows in order, the others after them."""
-    taken = torch.zeros((*index.shape[:-1], n), dtype=torch.uint8, device=index.device).scatter_(-1, index, 1)
-    return taken.argsort(dim=-1, stable=True)[..., : n - index.shape[-1]]
-
-
-@fast_form(rows_left_by_rank)
-def rows_left(index: Tensor, n: int) -> Tensor:
-    """The rows of n that are not among distinct ones: (..., k) -> (..., n - k), in their order."""
-    left = torch.ones((*index.shape[:-1], n), dtype=torch.bool, device=index.device).scatter_(-1, index, False)
-    return left.nonzero()[:, -1].view(*index.shape[:-1], n - index.shape[-1])
 
 
 def _per_element(index: Tensor, x: Tensor) -> Tensor:
     return index[..., None].expand(*index.shape, x.shape[-1])  # (..., k, p)
 
 
-def _moves_whole_rows(x: Tensor) -> bool:
-    if recorded(x) or not at_hand(x) or not x.shape[-1]:
-        return False
-    *strides, inner = x.stride()
-    return inner == 1 and all(stride % x.shape[-1] == 0 for stride in strides)
-
-
-def _list_of_rows(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The memory of x as rows (r, p), and where in it the rows `index` are: (prod(index.shape),)."""
+def _list_of_rows(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The memory of x as rows (r, p), and where in it the rows `index` are; None where they are few or not dense."""
     p = x.shape[-1]
+    if index.numel() * p < FEW or not p or needs_grad(x) or not is_eager_cpu(x):
+        return None
+    if x.stride(-1) != 1 or any(stride % p for stride in x.stride()[:-1]):
+        return None
     *strides, inner = (stride // p for stride in x.stride()[:-1])  # in rows
     row = index * inner
     for dim, (extent, stride) in enumerate(zip(x.shape[:-2], strides, strict=True)):
@@ -112,5 +93,39 @@ def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """The mean of the real rows: (b, n, dim), (b, n) -> (b, dim); zeros where there is none."""
     if mask is None:
         return x.mean(1)
-    total = x.masked_fill(~mask[..., None], 0).sum(1)
-    return total / mask.sum(1, keepdim=True).clamp(min=1)
+    return x.masked_fill(~mask[..., None], 0).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def is_moderate(largest: Tensor) -> bool:
+    """Whether squares of numbers up to these are known to be in range; False on a device one would have to wait for."""
+    if not is_eager_cpu(largest):
+        return False
+    low, high = largest.aminmax()
+    return MODERATE[0] < low.item() and high.item() < MODERATE[1]
+
+
+def moderate_unit(largest: Tensor) -> Tensor:
+    """Return the unit in which numbers up to `largest` have squares: 1 where they are of moderate size already."""
+    return largest.where((largest <= MODERATE[0]) | (largest >= MODERATE[1]), 1).where(largest > 0, 1)
+
+
+def log_row_norms(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """log |x_i|, (..., n, p) -> (..., n), -inf for 0; squares are taken in units in which they are in range."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=dtype)
+    largest = norm.amax(-1, keepdim=True)  # (..., 1)
+    if is_moderate(largest):
+        return norm.log_()
+    x, moderate = x.to(dtype), (largest > MODERATE[0]) & (largest < MODERATE[1])
+    unit = moderate_unit(x.abs().amax((-2, -1), keepdim=True)).where(~moderate[..., None], 1)  # (..., 1, 1)
+    scaled: Tensor = torch.linalg.vector_norm(x / unit, dim=-1)
+    return scaled.log() + unit[..., 0].log()
+
+
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in another precision; a number beyond its range becomes its largest, where a cast would make it infinite."""
+    return x if x.dtype == dtype else saturated(x, dtype).to(dtype)
+
+
+def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x cut off at the largest numbers of a precision."""
+    return x.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
