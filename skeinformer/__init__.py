@@ -3,40 +3,19 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from skeinformer import distributed, nn
-from skeinformer.attention import (
-    METHODS,
-    Attention,
-    ClusterInfo,
-    ClusterNoise,
-    SkeinInfo,
-    SkeinNoise,
-    build,
-    choose_budget,
-    cluster_attention,
-    skein_attention,
-)
-from skeinformer.compare import apply, compare
-from skeinformer.nn.convert import Conversion, convert, restore
-from skeinformer.nn.functional import scaled_dot_product_attention
-from skeinformer.nn.scope import sketched
-from skeinformer.nn.verdict import Verdict
+from skeinformer import distributed
+from skeinformer.attention import METHODS, Attention, build, choose_budget, cluster_attention, skein_attention
 from skeinformer.sketch import SKETCHES, Sketch, draw
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "METHODS",
     "SKETCHES",
     "Attention",
-    "ClusterInfo",
-    "ClusterNoise",
-    "Conversion",
-    "SkeinInfo",
-    "SkeinNoise",
+    "Comparison",
+    "MultiheadAttention",
     "Sketch",
-    "Verdict",
-    "apply",
     "build",
     "choose_budget",
     "cluster_attention",
@@ -44,17 +23,28 @@ __all__ = [
     "convert",
     "distributed",
     "draw",
-    "nn",
     "restore",
     "scaled_dot_product_attention",
     "skein_attention",
     "sketched",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from skeinformer import huggingface as huggingface
+    from skeinformer.comparison import Comparison, compare
+    from skeinformer.models import MultiheadAttention, convert, restore, scaled_dot_product_attention, sketched
+else:
+    _MODELS = ("MultiheadAttention", "convert", "restore", "scaled_dot_product_attention", "sketched")
+    _MODULES = {**dict.fromkeys(_MODELS, "models"), **dict.fromkeys(("Comparison", "compare"), "comparison")}
 
     def __getattr__(name: str) -> Any:
-        """`skeinformer.huggingface` is loaded when it is asked for; without transformers its error names the extra."""
+        """Load what changes or compares models when it is used; without transformers `huggingface` names the extra."""
         if name == "huggingface":
             return import_module("skeinformer.huggingface")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"skeinformer.{_MODULES[name]}"), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
