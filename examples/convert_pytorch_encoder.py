@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import skeinformer
-from skeinformer.compare.measure import interleaved, ratio
+from skeinformer.comparison.measure import interleaved, ratio
 
 WIDTH, HEADS, LAYERS = 64, 2, 2
 CONTENDERS = [("vmean", 1), ("skeinformer", 64), ("skeinformer", 256), ("cluster", 64)]
@@ -39,10 +39,10 @@ def main() -> None:
         return output[~padding]
 
     exact = run()
-    print(skeinformer.nn.convert(model, budget=64))
+    print(skeinformer.convert(model, budget=64))
     print(f"\nn = {length}; error of the encoder's output |R - E| / |E|, time as a share of the exact model's\n")
     for method, budget in CONTENDERS:
-        skeinformer.nn.convert(model, method, budget=budget, min_length=0)
+        skeinformer.convert(model, method, budget=budget, min_length=0)
         error = (run() - exact).norm() / exact.norm()
 
         def run_exact() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
             run()
 
         def run_sketched(method: str = method, budget: int = budget) -> None:
-            skeinformer.nn.convert(model, method, budget=budget, min_length=0)
+            skeinformer.convert(model, method, budget=budget, min_length=0)
             run()
 
         seconds = interleaved({"exact": run_exact, "sketched": run_sketched}, rounds=3)

@@ -49,12 +49,11 @@ def main() -> None:
     print(f"{tokens.shape[1]} tokens, d = {arguments.budget}\n")
     print(f"exact          {seconds:6.2f} s")
     # min_length=0 sketches short texts too; without it layers are exact where that is faster
-    huggingface.register(budget=arguments.budget, num_pilots=min(32, arguments.budget), min_length=0)
-    for name in ("skein", "skein-cluster"):
-        model.set_attn_implementation(name)
+    for method in ("cluster", "skeinformer"):
+        huggingface.sketch(model, method, budget=arguments.budget, num_pilots=min(32, arguments.budget), min_length=0)
         embedding, seconds = embed(model, tokens)
         cosine = F.cosine_similarity(embedding, exact)[0]
-        print(f"{name:14} {seconds:6.2f} s, cosine with the exact embedding {cosine:.4f}")
+        print(f"{method:14} {seconds:6.2f} s, cosine with the exact embedding {cosine:.4f}")
 
 
 if __name__ == "__main__":

@@ -71,14 +71,13 @@ def main() -> None:
     print(f"{TEXTS} texts of {n} tokens, d = {arguments.budget}\n")
     print(f"exact          {1000 * seconds:6.0f} ms")
     # min_length=0 sketches short texts too; without it layers are exact where that is faster
-    huggingface.register(budget=arguments.budget, num_pilots=min(32, arguments.budget), min_length=0)
-    for name in ("skein", "skein-cluster"):
-        model.set_attn_implementation(name)
+    for method in ("cluster", "skeinformer"):
+        huggingface.sketch(model, method, budget=arguments.budget, num_pilots=min(32, arguments.budget), min_length=0)
         with huggingface.watch() as layers:
             found, seconds = classify(model, inputs)
         done = ", ".join(f"{count // 2} layers {what}" for what, count in layers.items())  # two passes
         change = (found - exact).abs().max()
-        print(f"{name:14} {1000 * seconds:6.0f} ms, probabilities moved by at most {change:.3f}; {done}")
+        print(f"{method:14} {1000 * seconds:6.0f} ms, probabilities moved by at most {change:.3f}; {done}")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from skeinformer.compare.contender import parse
-from skeinformer.compare.measure import quartiles, ratio
+from skeinformer.checks import check_count
+from skeinformer.comparison.measure import quartiles, ratio
+from skeinformer.lab.contender import parse
 from skeinformer.lab.measure.approx import QKV, Case, Projected, TextSource, stream_seed
 from skeinformer.lab.measure.approx_time import passes_of
 from skeinformer.lab.measure.errors import exact_attention, spectral_error
@@ -34,7 +35,6 @@ from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Ledger, Record, Value, append_all, key_of, machine, read_known
 from skeinformer.lab.threads import use_threads
 from skeinformer.lab.work import OnStep, Work, now
-from skeinformer.registry import check_count
 from studies.command import start
 
 SKEIN = Case(parse("skeinformer"), 256)

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention import ClusterNoise, build, skein_attention
-from skeinformer.attention.clusters import METRIC_QUERIES, SAMPLED_KEYS, query_metric
+from skeinformer.attention.centers import METRIC_QUERIES, RIDGE
+from skeinformer.attention.cluster import SAMPLED_KEYS
 from skeinformer.lab.measure.errors import exact_attention, spectral_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
-from skeinformer.noise import gumbel
+from skeinformer.noise import from_generator, gumbel
 from studies.command import start
 
 DRAWS = 2
@@ -263,7 +264,10 @@ def _root(query: Tensor, pilots: Tensor, u: Tensor, metric: str) -> Tensor:
     }.get(metric, query)
     if metric == "uncentered":  # with the queries' negatives the mean is 0
         asked = torch.cat([query, -query], 1)
-    root: Tensor = torch.linalg.cholesky(query_metric(asked, torch.ones_like(asked[..., 0], dtype=torch.bool)))
+    asked = asked - asked.mean(1, keepdim=True)
+    covariance = asked.mT @ asked  # (h, p, p)
+    size = covariance.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None]
+    root: Tensor = torch.linalg.cholesky(covariance / size + RIDGE * torch.eye(p).to(query))
     return root
 
 
@@ -318,13 +322,13 @@ def errors_of(query: Tensor, key: Tensor, value: Tensor, other: Tensor) -> dict[
     """Errors of V-mean, of the library at both sizes and of every variant, each over Skeinformer's, mean over draws."""
     truth = exact_attention(query, key, value)
     errors: dict[str, float] = {"V-mean": mean_error(value.mean(-2, keepdim=True).expand_as(truth), truth)}
-    skein, draws = 0.0, build("cluster", head_dim=query.shape[-1])
+    skein = 0.0
     for seed in range(DRAWS):
         generator = torch.Generator().manual_seed(seed)
         output = skein_attention(query, key, value, budget=256, generator=generator)
         skein += mean_error(output, truth) / DRAWS
-        noise = draws.sample_noise(query, key, generator=generator)
-        assert noise is not None
+        rand = from_generator((query.shape[0], query.shape[1]), generator=generator)
+        noise = ClusterNoise(rand(query.shape[2]), rand(key.shape[2]))
         for size in SIZES:
             d, num_pilots = size["d"], size["num_pilots"]
             module = build("cluster", head_dim=query.shape[-1], budget=d, num_pilots=num_pilots)

@@ -30,18 +30,14 @@ from rich.console import Console
 from torch import Tensor
 
 from skeinformer import build, choose_budget, cluster_attention, skein_attention
-from skeinformer.attention.base import NUM_CHECKS, certificate
 from skeinformer.attention.budget import NUM_DRAWS
-from skeinformer.attention.inputs import prepare
-from skeinformer.attention.run import run as run_attention
+from skeinformer.checks import check_choice, check_count
 from skeinformer.lab.measure.errors import exact_attention, relative_error
 from skeinformer.lab.measure.pretrained import pretrained_qkv
 from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Ledger, Record, append_all, machine, read_known
 from skeinformer.lab.threads import use_threads
 from skeinformer.lab.work import OnStep, Work, now
-from skeinformer.noise import from_generator
-from skeinformer.registry import check_choice, check_count
 from studies.command import start
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -50,7 +46,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "cluster, fast, 16": ("cluster", {}),
     "cluster, accurate, 128": ("cluster", {"quality": "accurate"}),
 }
-FUNCTIONS = {"Skeinformer": skein_attention, "cluster": cluster_attention}
+FUNCTIONS: dict[str, Callable[..., Any]] = {"Skeinformer": skein_attention, "cluster": cluster_attention}
 LAYERS = range(6)
 HEADS, WIDTH, ROWS, ODD = 8, 32, 512, 10
 FACTORS = (0.9, 1.0, 1.1, 1.25)  # of the error at REFERENCE, the tolerances
@@ -77,8 +73,8 @@ class Coverage:
     sketches: int = 10
     """Draws of each sketch."""
     draws: int = 10
-    """Draws of check rows for each output."""
-    num_checks: int = NUM_CHECKS
+    """Certificates for each of the `sketches`; each draws sketch and check rows."""
+    num_checks: int = 32
     """Rows that a certificate computes."""
     trials: int = 200
     """Trials in which a budget is chosen for each input; 0 for none."""
@@ -181,17 +177,13 @@ def certified(qkv: QKV, exact: Tensor, method: str, options: Coverage) -> Record
     """How often interval and bound hold over draws of the sketch, of the check rows, and heads."""
     name, settings = METHODS[method]
     module = build(name, head_dim=qkv[0].shape[-1], **settings).eval()
-    inputs, batch = prepare(*qkv), (qkv[0].shape[0], qkv[0].shape[1])
     infos, truths = [], []
     for sketch in range(options.sketches):
         source = generator(1000 * options.seed + sketch)
-        noise = module.sample_noise(*qkv[:2], generator=source)
-        output, trace = run_attention(module.attend, inputs, noise)
-        truth = relative_error(output, exact)  # (1, h)
-        rand = from_generator(batch, generator=source)
         for _ in range(options.draws):
-            infos.append(certificate(type(module), module.options, inputs, output, trace, rand, options.num_checks))
-            truths.append(truth)
+            output, info = module.certify(*qkv, generator=source, num_checks=options.num_checks)
+            infos.append(info)
+            truths.append(relative_error(output, exact))  # (1, h)
     truth, error, error_se, upper = (
         torch.stack(x).double()
         for x in (truths, *([getattr(info, field) for info in infos] for field in ("error", "error_se", "error_upper")))

@@ -26,8 +26,9 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer import huggingface
-from skeinformer.compare.measure import interleaved, quartiles, ratio
+import skeinformer
+from skeinformer.checks import check_count
+from skeinformer.comparison.measure import interleaved, quartiles, ratio
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import whole_file
 from skeinformer.lab.measure.approx import Case
@@ -38,7 +39,6 @@ from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Ledger, Record, append_all, key_of, machine, read_known
 from skeinformer.lab.threads import use_threads
 from skeinformer.lab.work import OnStep, Work, now, silent
-from skeinformer.registry import check_count
 from studies.command import start
 from studies.switched import EXACT_CASE, cases_of, shown_name, switch
 
@@ -62,6 +62,9 @@ KEYS = (
 )
 NEIGHBOURS = (1, 10)
 REST_OF_THE_MODEL = 2300  # its cost for a token of MiniLM, in scores of all heads; for the progress bar
+
+# fields of a configuration: where it was loaded from, and its policy
+NOT_COMPUTED = ("_name_or_path", "transformers_version", "skeinformer")
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,11 @@ class PassageSource(NamedTuple):
     def embed(self, case: Case, index: int, seed: int = 0) -> Tensor:
         """The embedding of one passage, (width,)."""
         model: Any = self.pretrained.model
-        options = switch(model, case)
+        switch(model, case, seed)
         tokens = self.tokens[index][None]
         positions = long_positions(self.pretrained, tokens.shape[1])
         with torch.no_grad():
-            states = model(
-                input_ids=tokens, position_ids=positions, **options, seed=seed
-            ).last_hidden_state  # (1, n, width)
+            states = model(input_ids=tokens, position_ids=positions).last_hidden_state  # (1, n, width)
         return F.normalize(states[0].mean(0), dim=0)
 
 
@@ -130,7 +131,7 @@ def run_embeddings(options: Embeddings, console: Console | None = None) -> Path:
         try:
             append_all(options.records, known, embedding_records(options, source, cases, known, on_step))
         finally:
-            source.pretrained.model.set_attn_implementation("sdpa")
+            skeinformer.restore(source.pretrained.model)
     show(options, source, cases, known, console)
     return options.records
 
@@ -148,18 +149,17 @@ def make_cases(options: Embeddings) -> list[Case]:
 
 
 def load_source(options: Embeddings) -> PassageSource:
-    """The model and the passages; makes the names of the sketches known to transformers."""
+    """The model and the passages."""
     texts = load_texts(options.texts)
     pretrained = load_model(options.model)
     tokens = cut_passages(texts, pretrained.tokenizer, options.passages, options.length)
-    huggingface.register(seed=options.seed, min_length=0)
     return PassageSource(pretrained, tokens, digest_model(pretrained))
 
 
 def digest_model(pretrained: Pretrained) -> str:
-    """A digest of what a model computes: its weights, configuration and positions, wherever its files lie."""
+    """A digest of what a model computes exactly: its weights, configuration and positions, wherever its files lie."""
     config = pretrained.model.config.to_dict()
-    about = {name: x for name, x in config.items() if name not in ("_name_or_path", "transformers_version")}
+    about = {name: x for name, x in config.items() if name not in NOT_COMPUTED}
     digest = hashlib.sha256(json.dumps([pretrained.chunk, about], sort_keys=True, default=str).encode())
     for name, x in pretrained.model.state_dict().items():
         digest.update(f"{name} {tuple(x.shape)}".encode())

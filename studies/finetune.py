@@ -26,8 +26,8 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skeinformer import huggingface
-from skeinformer.compare.measure import Quartiles, interleaved, quartiles, ratio
+from skeinformer.checks import check_count, check_number
+from skeinformer.comparison.measure import Quartiles, interleaved, quartiles, ratio
 from skeinformer.kernels.rows import masked_mean
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.measure.approx import Case
@@ -37,7 +37,6 @@ from skeinformer.lab.progress import progress
 from skeinformer.lab.records import Ledger, Record, append_all, key_of, machine, read_known
 from skeinformer.lab.threads import use_threads
 from skeinformer.lab.work import OnStep, Work, now, silent
-from skeinformer.registry import check_count, check_number
 from studies.command import start
 from studies.offered import studied_methods
 from studies.reviews import Reviews, read_rows, tokenize
@@ -119,12 +118,12 @@ class Classifier(nn.Module):
             self_attention(self.model, layer).dropout.p = 0.0
         self.head = nn.Linear(int(self.model.config.hidden_size), 2)
         self.positions = long_positions(pretrained, n)
-        self.options = switch(self.model, case)
+        switch(self.model, case)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """(b, n) -> (b, 2)."""
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast is not None):
-            states = self.model(input_ids=tokens, attention_mask=mask, position_ids=self.positions, **self.options)
+            states = self.model(input_ids=tokens, attention_mask=mask, position_ids=self.positions)
         logits: Tensor = self.head(masked_mean(states.last_hidden_state.float(), mask))
         return logits
 
@@ -140,7 +139,6 @@ def run_finetune(options: Finetune, console: Console | None = None) -> Path:
         on_step("loading the model and the reviews", 0.0)
         pretrained = load_model(options.model)
         data = load_data(options, pretrained)
-        huggingface.register(min_length=0)
         append_all(options.records, known, finetune_records(options, pretrained, data, cases, known, on_step))
     show(options, cases, known, console)
     return options.records
@@ -157,8 +155,9 @@ def make_cases(options: Finetune) -> list[Case]:
     if not check_number("learning_rate", options.learning_rate, "above 0") > 0:
         raise ValueError(f"learning_rate must be above 0, got {options.learning_rate}")
     cases = cases_of(options.methods, options.budgets)
-    if any("later" in dict(case.contender.options) for case in cases):
-        raise ValueError("the option later counts the calls of one run, and here several follow; see studies.limits")
+    for case in cases:
+        if case.contender.method == "policy" and {"later", "draws"} & dict(case.contender.options).keys():
+            raise ValueError("the options later and draws of policy are for training from scratch; see studies.limits")
     return cases
 
 
@@ -209,7 +208,7 @@ def finetune_records(
         accuracy, test_loss = test(options, classifier, data.test, work, place)
         by_exact = accuracy, test_loss
         if case != EXACT_CASE:
-            classifier.options = switch(classifier.model, EXACT_CASE)
+            switch(classifier.model, EXACT_CASE)
             by_exact = test(options, classifier, data.test, work, f"{place}, exact in the test")
         last = history[-max(1, len(history) // 10) :]
         yield {

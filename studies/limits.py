@@ -25,21 +25,21 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from skeinformer.compare.contender import parse
 from skeinformer.lab.commands.train import run_train
 from skeinformer.lab.console import plain_table, print_whole
+from skeinformer.lab.contender import parse
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.store import open_store
 from skeinformer.lab.records import RUN_KEYS, Ledger, Record, Value, append, key_of, machine, read, read_known
 from skeinformer.lab.report.intervals import t_interval
 from skeinformer.lab.report.published import TASKS
 from skeinformer.lab.training.options import Train
-from skeinformer.nn.functional import EXACT
 from studies.command import start
 from studies.finetune import second_half
 from studies.offered import studied_methods
 from studies.pages import filled, markdown
 
+EXACT = "softmax"  # the method of exact attention
 RECIPE = "cpu"
 WIDTH = 120  # of the lines of a page
 TUNED = "Fine-tuning"
@@ -48,6 +48,7 @@ FEWEST = 2  # seeds that give an interval
 KEYS = ("task", "arm", "d", "seed", "asked", "num_layers", "batch", "max_len")  # what tells runs apart; asked: steps
 HEAD = ("arm", "d", "seeds", "training loss", "accuracy, %", "test loss")
 SCALE = "vmean"  # without attention: its difference is what attention is worth
+REMOVED = "gradient=queries"  # an option that is gone since 0.3; the records keep its runs, the tables do not
 NEVER = 10**9  # checks without a better one before a run ends: all runs of a table have as many steps
 OF_LRA = (EXACT, "cluster", "skeinformer", SCALE)  # methods of the Long Range Arena's records that are arms
 
@@ -83,7 +84,7 @@ class Limits:
     shown_seeds: tuple[int, ...] = ()
     """Seeds that the tables are made of. Default: all."""
     page: Path | None = None
-    """A page whose tables, between the marks `limits` and `end`, are written anew, such as docs/training-runs.md."""
+    """A page whose tables, between the marks `limits` and `end`, are written again, such as docs/training-runs.md."""
 
 
 class RunOutcome(NamedTuple):
@@ -264,6 +265,8 @@ def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence
                 )
             loss = second_half(list(losses.values()))
         else:
+            continue
+        if REMOVED in arm:
             continue
         seed = int(record["seed"])  # type: ignore[arg-type]
         if seeds and seed not in seeds:

@@ -3,9 +3,9 @@
     python -m studies.never_slower
 
 A torch.nn.TransformerEncoderLayer (384 wide, 12 heads) and the packaged MiniLM, as they are and with the defaults of
-`convert` and `register`: `min_length="auto"` leaves to exact attention what a sketch would not make faster. Batches of
-4096 tokens, and single sequences, where the time around attention counts most. An nn.TransformerEncoder of two such
-layers is given batches of which half is padding, which torch packs into nested tensors in evaluation. Forward
+`convert` and `huggingface.sketch`: `min_length="auto"` leaves to exact attention what a sketch would not make faster.
+Batches of 4096 tokens, and single sequences, where the time around attention counts most. An nn.TransformerEncoder of
+two such layers gets batches of which half is padding, which torch packs into nested tensors in evaluation. Forward
 without gradients, and a training step; the exact model and the sketched one in turn, in one process. A cell is the
 median of the ratio and the range that holds half of the rounds; "exact" marks cells that the rule left to exact
 attention, whose ratio is that of what the drop-in adds around it.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import skeinformer
 from skeinformer import huggingface
-from skeinformer.compare.measure import interleaved, quartiles, ratio
+from skeinformer.comparison.measure import interleaved, quartiles, ratio
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.pretrained import load_model, long_positions
@@ -145,13 +145,15 @@ def converted(exact: nn.Module, method: str, given: dict[str, Tensor], training:
 
 
 def model_calls(method: str, shape: tuple[int, int], training: bool) -> Calls:
-    """MiniLM as it is and registered, and whether the rule sketches it."""
+    """MiniLM as it is and sketched, and whether the rule sketches it."""
     pretrained = load_model(None)
-    huggingface.register()
     models = []
-    for name in ("sdpa", huggingface.name_of(method)):
+    for is_sketched in (False, True):
         model: Any = copy.deepcopy(pretrained.model).requires_grad_(True).train(training)
-        model.set_attn_implementation(name)
+        if is_sketched:
+            huggingface.sketch(model, method)
+        else:
+            model.set_attn_implementation("sdpa")
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from skeinformer.attention import METHODS, Attention, Method
+from skeinformer.attention import METHODS, Method
+from skeinformer.attention.table import Entry
 from studies.mixed import Mixed
 from studies.policies import Policy
 
-OFFERED: dict[str, tuple[type[Attention], str, str]] = {
+OFFERED: dict[str, tuple[type[Method], str, str]] = {
     "mixed": (Mixed, "Mixed", "the cluster sketch with exact parts put in"),
     "policy": (Policy, "Policy", "the cluster sketch with a policy of training"),
 }
@@ -18,7 +19,7 @@ def studied_methods(*names: str) -> Iterator[None]:
     """The named ones are methods."""
     for name in names:
         kind, label, summary = OFFERED[name]
-        METHODS[name] = Method(
+        METHODS[name] = Entry(
             kind,
             label,
             summary,

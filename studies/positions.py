@@ -3,7 +3,7 @@
 Each of some passages is cut into two halves of `length` tokens. An embedding is the mean of the last hidden states. For
 each first half the second halves of all passages are ranked by their cosine with it, and its own is to be found. Halves
 are embedded by their first 512 tokens alone, as the model does by itself; by the mean over pieces of 512; and whole,
-with `huggingface.extend_positions`, by exact attention and by what `skeinformer.compare` finds on the first of them.
+with `huggingface.extend_positions`, by exact attention and by the cluster sketch.
 """
 
 import copy
@@ -19,7 +19,6 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
-import skeinformer
 from skeinformer import huggingface
 from skeinformer.lab.measure.pretrained import Pretrained, load_model, load_texts, up_to_tokens
 from skeinformer.lab.progress import each
@@ -39,8 +38,8 @@ class Positions:
     """Number of passages, taken from the texts in turn."""
     length: int = 4096
     """Tokens of a half."""
-    tolerance: float = 0.3
-    """The largest relative error of a head of the sketched model."""
+    budget: int | None = None
+    """Budget d of the cluster sketch. Default: the method's own."""
     model: str | None = None
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     threads: int | None = None
@@ -93,14 +92,9 @@ def run(options: Positions) -> None:
     }
     huggingface.extend_positions(pretrained.model, options.length)
     rows["whole, exact"] = ranks(halves, lambda x: embed(pretrained, x[None])[0], "whole, exact")
-    inputs = {"input_ids": halves[0, :1], "attention_mask": torch.ones_like(halves[0, :1])}
-    result = skeinformer.compare(
-        pretrained.model, inputs, search=True, tolerance=options.tolerance, rounds=1, show=False
-    )
-    skeinformer.apply(pretrained.model, result)
+    huggingface.sketch(pretrained.model, budget=options.budget)
     rows["whole, sketched"] = ranks(halves, lambda x: embed(pretrained, x[None])[0], "whole, sketched")
     print(f"{options.passages} passages, halves of {options.length} tokens\n")
-    print(result.verdict)
     print("\n| embedded | found first | mean of 1 / rank |", "|---|---|---|", sep="\n")
     for name, found in rows.items():
         print(f"| {name} | {float((found == 1).double().mean()):.3f} | {float((1 / found.double()).mean()):.3f} |")

@@ -1,4 +1,4 @@
-"""The strongest published samplers of attention, for comparison only: written anew, behind our contract.
+"""The strongest published samplers of attention, for comparison only: written again, behind our contract.
 
     WildCat         Schroder and Mackey (2026)  keys by randomly pivoted Cholesky, all others through Nystrom weights
     Thinformer      Carrell et al. (2025)       keys by kernel thinning, KH-Compress; equal weights
@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skeinformer.attention import Method
-from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention.base import Method, Trace
 from skeinformer.attention.block_sparse import take
-from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.inputs import Inputs
+from skeinformer.attention.table import Entry
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
+from skeinformer.checks import check_count, check_number
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.noise import Rand, normal
-from skeinformer.registry import check_count, check_number
 from studies.wildcat import WildCat, present
 
 FAILURE = 0.5  # the failure probability of KH-Compress
@@ -60,15 +60,7 @@ class ThinformerNoise(NamedTuple):
     coins: Tensor  # (b, h, d, 2^rounds): one for each pair, round after round
 
 
-class ThinformerOptions(NamedTuple):
-    """What Thinformer is told beside its inputs."""
-
-    budget: int = 256
-    log_odds: float | None = None
-    scale: float | None = None
-
-
-class Thinformer(Attention):
+class Thinformer(Method):
     """softmax(s Q K_S^T + log w) V_S where S is thinned from all keys and values by KH-Compress, Carrell et al. (2025).
 
     Rounds of kernel halving leave one of each pair of neighbours, so that the sums over all and over those left differ
@@ -81,24 +73,23 @@ class Thinformer(Attention):
     Time O(d^2 p log(n / d)) for thinning, in about 2 d steps, and O(n d p) for attention; memory O(d^2 + n p).
     """
 
-    Options = ThinformerOptions
+    budget: int = 256
+    log_odds: float | None = None
 
-    @staticmethod
-    def complete(options: ThinformerOptions) -> ThinformerOptions:
-        log_odds = options.log_odds
-        if log_odds is not None and check_number("log_odds", log_odds, "a positive number") <= 0:
-            raise ValueError(f"log_odds must be a positive number, got {log_odds}")
-        return options
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.log_odds is not None and check_number("log_odds", self.log_odds, "a positive number") <= 0:
+            raise ValueError(f"log_odds must be a positive number, got {self.log_odds}")
 
-    @staticmethod
-    def draw(query: Tensor, key: Tensor, rand: Rand, options: ThinformerOptions) -> ThinformerNoise:
-        return ThinformerNoise(rand(options.budget, 2 ** num_rounds(key.shape[2], options.budget)))
+    def noise(self, query: Tensor, key: Tensor, rand: Rand) -> ThinformerNoise:
+        """One uniform number for each pair of every round."""
+        return ThinformerNoise(rand(self.budget, 2 ** num_rounds(key.shape[2], self.budget)))
 
-    @staticmethod
-    def compute(inputs: Inputs, noise: ThinformerNoise, options: ThinformerOptions) -> tuple[Tensor, Trace]:
-        query, key, value, key_mask, _ = inputs
-        scale, real, d = default_scale(query, options.scale), present(key, key_mask), options.budget
-        index, weight = thin(key, value, real, noise[0], d, num_rounds(key.shape[2], d), scale, options.log_odds)
+    def attend(self, inputs: Inputs, noise: ThinformerNoise) -> tuple[Tensor, Trace]:
+        """(b, h, n, p_v), by the formula above."""
+        query, key, value, scale, d = inputs.query, inputs.key, inputs.value, inputs.scale, self.budget
+        real, rounds = present(key, inputs.key_mask), num_rounds(key.shape[2], d)
+        index, weight = thin(key, value, real, noise[0], d, rounds, scale, self.log_odds)
         return attend(query, VirtualKeys(take(key, index), take(value, index), weight.log()), scale), Trace()
 
 
@@ -180,15 +171,7 @@ class HyperNoise(NamedTuple):
     samples: Tensor  # (b, h, d - block): columns
 
 
-class HyperOptions(NamedTuple):
-    """What HyperAttention is told beside its inputs."""
-
-    budget: int = 256
-    num_projections: int = 7
-    scale: float | None = None
-
-
-class HyperAttention(Attention):
+class HyperAttention(Method):
     """Blocks of d / 2 similar keys, and d - d / 2 uniformly sampled columns in place of all others; Han et al. (2024).
 
     Queries and keys are sorted by the signs of `num_projections` random projections, in the order of a Gray code, where
@@ -198,22 +181,22 @@ class HyperAttention(Attention):
     V, and a cap on small row sums. Exact for d >= 2 n. Time O(n (d + r) p), memory O(n p).
     """
 
-    Options = HyperOptions
+    budget: int = 256
+    num_projections: int = 7
 
-    @staticmethod
-    def complete(options: HyperOptions) -> HyperOptions:
-        check_count("num_projections", options.num_projections)
-        return options
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("num_projections", self.num_projections)
 
-    @staticmethod
-    def draw(query: Tensor, key: Tensor, rand: Rand, options: HyperOptions) -> HyperNoise:
-        samples = options.budget - options.budget // 2
-        return HyperNoise(rand(query.shape[-1], options.num_projections), rand(samples, dtype=torch.float64))
+    def noise(self, query: Tensor, key: Tensor, rand: Rand) -> HyperNoise:
+        """Uniform numbers for the hyperplanes and for the sampled columns."""
+        samples = self.budget - self.budget // 2
+        return HyperNoise(rand(query.shape[-1], self.num_projections), rand(samples, dtype=torch.float64))
 
-    @staticmethod
-    def compute(inputs: Inputs, noise: HyperNoise, options: HyperOptions) -> tuple[Tensor, Trace]:
-        query, key, value, key_mask, query_mask = inputs
-        scale, size = default_scale(query, options.scale), max(1, options.budget // 2)
+    def attend(self, inputs: Inputs, noise: HyperNoise) -> tuple[Tensor, Trace]:
+        """(b, h, n, p_v): each query attends its block and the sampled columns."""
+        query, key, value, key_mask, query_mask = inputs[:5]
+        scale, size = inputs.scale, max(1, self.budget // 2)
         projections, u = noise
         num_blocks = -(-key.shape[2] // size)
         if num_blocks == 1:
@@ -245,8 +228,8 @@ def gray_code(x: Tensor, projections: Tensor) -> Tensor:
     return (parity << torch.arange(parity.shape[-1] - 1, -1, -1, device=x.device)).sum(-1)
 
 
-METHODS: dict[str, Method] = {
-    "wildcat": Method(
+METHODS: dict[str, Entry] = {
+    "wildcat": Entry(
         WildCat,
         "WildCat",
         "keys by randomly pivoted Cholesky, Nystrom weights",
@@ -256,7 +239,7 @@ METHODS: dict[str, Method] = {
         random=True,
         in_table_1=False,
     ),
-    "thinformer": Method(
+    "thinformer": Entry(
         Thinformer,
         "Thinformer",
         "keys by kernel thinning (KH-Compress)",
@@ -267,7 +250,7 @@ METHODS: dict[str, Method] = {
         row_by_row=True,
         in_table_1=False,
     ),
-    "hyperattention": Method(
+    "hyperattention": Entry(
         HyperAttention,
         "HyperAttention",
         "blocks of keys sorted by a hash, and sampled columns",

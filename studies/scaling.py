@@ -21,7 +21,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from skeinformer.attention.cluster import Cluster
+from skeinformer.attention import Cluster
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.processes import several
 from skeinformer.lab.records import Record, read
@@ -71,7 +71,8 @@ def measured(records: Iterable[Record]) -> MeasuredLayer:
         raise ValueError("no record of the cluster sketch in one process, forward and backward; measure --processes 1")
     r = max(found, key=lambda record: required(record, "n"))
     heads, width, budget, n = (int(required(r, name)) for name in ("heads", "head_dim", "budget", "n"))
-    _, pilots, _ = Cluster.read({"budget": budget}).sizes
+    pilots = Cluster(budget=budget).num_pilots
+    assert pilots is not None
     return MeasuredLayer(required(r, "seconds_per_token"), heads, width, budget, pilots, n)
 
 

@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from skeinformer.checks import check_count, check_number, lookup
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.progress import Lines
 from skeinformer.lab.records import Ledger, Record, append, machine, read_known
 from skeinformer.lab.work import now
-from skeinformer.registry import check_count, check_number, lookup
 from studies.command import start
 from studies.coverage import ABOVE, PROMISED, is_current
 from studies.soak_files import damaged_files, fuzzed_batches

@@ -22,7 +22,7 @@ from skeinformer.lab.training.options import Train
 IMAGES = 20
 TRAIN = "--task text --method skeinformer --max-len 16 --batch 4 --steps 8 --check-every 4 --dim 16 --budget 8"
 TRAIN += " --valid-examples 4 --test-examples 4 --threads 1"
-RUN = {"max_len": 16, "batch": 4, "steps": 8, "check_every": 4, "dim": 16, "budget": 8}
+RUN = {"method": "skeinformer", "max_len": 16, "batch": 4, "steps": 8, "check_every": 4, "dim": 16, "budget": 8}
 RUN |= {"valid_examples": 4, "test_examples": 4, "threads": 1}
 
 

@@ -8,10 +8,12 @@ exchanges tokens for heads: queries, keys, values and the output, and their grad
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from skeinformer.attention import checks, clusters, queries
-from skeinformer.distributed.collectives import Exchange, Kind
+from skeinformer.attention.centers import METRIC_QUERIES
+from skeinformer.attention.check_rows import FAR
+from skeinformer.attention.cluster import SAMPLED_KEYS
+from skeinformer.distributed.world import Exchange
 from studies.command import start
 
 LENGTHS = {"64k": 2**16, "1M": 2**20, "16M": 2**24}
@@ -27,35 +29,28 @@ def cluster_exchanges(
     batch: int = 1,
     heads: int = 1,
     item: int = 4,
-    from_queries: bool = False,
 ) -> tuple[list[Exchange], list[Exchange]]:
     """The exchanges of a call of `cluster_attention`, forward and backward, where there are more tokens than asked for.
 
-    Keys and values of one width, in a precision of `item` bytes; the noise has 4. from_queries: `gradient="queries"`.
+    Keys and values of one width, in a precision of `item` bytes; the noise has 4.
     """
     d, pilots, p, each = budget, num_pilots, width, batch * heads
     exchange = _of(ranks, each, item)
-    asked = clusters.METRIC_QUERIES * p + (queries.METRIC_KEYS * p if from_queries else 0)
-    sample, virtual = clusters.SAMPLED_KEYS * d, queries.num_rows(d, d + queries.FEWEST_QUERIES + 1)
-    candidates = queries.SAMPLED_QUERIES * virtual
+    metric, sample = METRIC_QUERIES * p, SAMPLED_KEYS * d
 
     forward = [
         Exchange("shares", "gather", 5 * 8, ranks),
-        exchange("pilots", "gather", pilots * p, each * (pilots + asked) * 4 + batch * 2 * 8),
+        exchange("pilots", "gather", pilots * p, each * (pilots + metric) * 4),
         exchange("row sums", "gather", pilots + 1),
         exchange("samples", "gather", sample),
-        exchange("centers", "sum", (sample + asked) * p),
+        exchange("centers", "sum", (sample + metric) * p, batch * item),
         exchange("clusters", "sum", 2 * d + 2 * d * p + pilots * p + p * p),
     ]
-    gradients, rows = 2 * d * p + p * p + pilots * p, pilots * p
-    if not from_queries:
-        return forward, [exchange("gradients", "sum", gradients), exchange("rows", "sum", rows)]
-    return forward, [
-        exchange("gradients", "sum", gradients + ranks * (candidates + 1)),
-        exchange("rows", "sum", rows + candidates * (p + 1)),
-        exchange("queries", "sum", virtual * (2 * p + 2) + p * (p + 1) + p + 2),
-        exchange("query sums", "gather", 2 * virtual),
+    backward = [
+        exchange("gradients", "sum", 2 * d * p + p * p + pilots * p),
+        exchange("rows", "sum", pilots * p),
     ]
+    return forward, backward
 
 
 def certificate_exchanges(
@@ -72,20 +67,21 @@ def certificate_exchanges(
     exchange, c, p, each = _of(ranks, batch * heads, item), num_checks, width, batch * heads
     return [
         exchange("guesses", "gather", 4 * p + 7),
-        exchange("guesses", "gather", p * p + checks.FAR * (p + 2)),
-        exchange("guesses", "gather", 4),
-        exchange("chances", "gather", c + 2, each * 8),
-        exchange("checks", "gather", c),
-        _of(ranks, each, 8)("check rows", "sum", c * (2 * p + 1) + num_pilots * (p + 1)),
+        exchange("far keys", "gather", FAR * (p + 2) + p * p),
+        exchange("totals", "sum", 4),
+        exchange("chances", "gather", c + 2),
+        exchange("checks", "gather", 2 * c),
+        exchange("check rows", "sum", (2 * c + num_pilots) * p + 1),
         exchange("check sums", "gather", c),
         exchange("exact rows", "sum", c * p),
+        exchange("places", "sum", 0, each * num_pilots * 8),
     ]
 
 
 def _of(ranks: int, each: int, item: int) -> Callable[..., Exchange]:
     """An exchange of so many numbers of `item` bytes for each head and example, and some bytes more."""
 
-    def exchange(step: str, kind: Kind, numbers: int, more: int = 0) -> Exchange:
+    def exchange(step: str, kind: Literal["sum", "gather"], numbers: int, more: int = 0) -> Exchange:
         return Exchange(step, kind, each * numbers * item + more, ranks)
 
     return exchange

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skeinformer.attention.base import Attention, Trace
-from skeinformer.attention.inputs import Inputs, default_scale
+from skeinformer.attention.base import Method, Trace
+from skeinformer.attention.inputs import Inputs
 from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
+from skeinformer.checks import check_count
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.kernels.rows import gather_rows
 from skeinformer.noise import Rand, gumbel
-from skeinformer.registry import check_count
 
 TWICE_RHO = 6.383202  # 2 sqrt(1 + exp(2 + W(2 / e^2))), of the closed form for tau
 FLOOR = 1e-5  # what a key adds to those chosen, as a share of its own kernel: below it is rounding, and no pivot
@@ -37,16 +37,7 @@ class WildCatNoise(NamedTuple):
     pivots: Tensor  # (b, h, d, c): which of c candidates
 
 
-class WildCatOptions(NamedTuple):
-    """What WildCat is told beside its inputs."""
-
-    budget: int = 256
-    pivots_at_once: int = 32
-    num_bins: int = 1
-    scale: float | None = None
-
-
-class WildCat(Attention):
+class WildCat(Method):
     """The formula above, of Schroder and Mackey (2026), for d keys S.
 
     K is centred, which changes no softmax; tau is their closed form of the largest norms of queries and keys; S is
@@ -59,25 +50,34 @@ class WildCat(Attention):
     Exact for d >= m with one bin. Time O(n d (d / bins + p)), memory O(n d / bins).
     """
 
-    Options = WildCatOptions
+    budget: int = 256
+    pivots_at_once: int = 32
+    num_bins: int = 1
 
-    @staticmethod
-    def complete(options: WildCatOptions) -> WildCatOptions:
-        check_count("pivots_at_once", options.pivots_at_once)
-        check_count("num_bins", options.num_bins)
-        return options._replace(num_bins=min(options.num_bins, options.budget))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("pivots_at_once", self.pivots_at_once)
+        check_count("num_bins", self.num_bins)
 
-    @staticmethod
-    def draw(query: Tensor, key: Tensor, rand: Rand, options: WildCatOptions) -> WildCatNoise:
-        d = options.budget // options.num_bins  # keys of a bin
-        rounds = -(-d // options.pivots_at_once)
-        return WildCatNoise(rand(key.shape[2], rounds), rand(d * options.num_bins, 2 * options.pivots_at_once - 1))
+    @property
+    def bins(self) -> int:
+        """Pieces of the keys, at most one for each key of the budget."""
+        return min(self.num_bins, self.budget)
 
-    @staticmethod
-    def compute(inputs: Inputs, noise: WildCatNoise, options: WildCatOptions) -> tuple[Tensor, Trace]:
-        query, key, value, key_mask, _ = inputs
-        bins, scale, dtype = options.num_bins, default_scale(query, options.scale), statistics_dtype(query)
-        if options.budget >= key.shape[2]:
+    def noise(self, query: Tensor, key: Tensor, rand: Rand) -> WildCatNoise:
+        """Uniform numbers for the candidates of every round and for the pivots among them."""
+        d = self.budget // self.bins  # keys of a bin
+        rounds = -(-d // self.pivots_at_once)
+        return WildCatNoise(
+            rand(key.shape[2], rounds),
+            rand(d * self.bins, 2 * self.pivots_at_once - 1),
+        )
+
+    def attend(self, inputs: Inputs, noise: WildCatNoise) -> tuple[Tensor, Trace]:
+        """(b, h, n, p_v), by the formula above."""
+        query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
+        bins, scale, dtype = self.bins, inputs.scale, statistics_dtype(query)
+        if self.budget >= key.shape[2]:
             return attend(query, from_mask(key, value, key_mask), scale), Trace()
         given, query, key, value = query.dtype, query.to(dtype), key.to(dtype), value.to(dtype)
         real = present(key, key_mask)[..., None]  # (b, h, n, 1)
@@ -91,8 +91,8 @@ class WildCat(Attention):
             into_bins(real, bins)[..., 0],
             radius,
             drawn,
-            options.budget // bins,
-            options.pivots_at_once,
+            self.budget // bins,
+            self.pivots_at_once,
             scale,
         )
         keys, values, log_weight = (x.reshape(*m.shape[:2], -1, *x.shape[3:]) for x in source)  # (b, h, d, ...)
@@ -101,7 +101,7 @@ class WildCat(Attention):
         output = sums[..., :-1] / weight.where(weight.abs() > torch.finfo(dtype).tiny, 1)
         least = value.detach().masked_fill(~real, torch.inf).amin(-2, keepdim=True)
         greatest = value.detach().masked_fill(~real, -torch.inf).amax(-2, keepdim=True)
-        output = torch.where((m <= options.budget) & (bins == 1), output, output.clamp(least, greatest))
+        output = torch.where((m <= self.budget) & (bins == 1), output, output.clamp(least, greatest))
         return output.masked_fill(m == 0, 0).to(given), Trace()
 
 

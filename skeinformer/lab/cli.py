@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from skeinformer import __version__
+from skeinformer.checks import lookup, nearest_option
 from skeinformer.distributed import RankError
-from skeinformer.registry import lookup, nearest_option
 
 T = TypeVar("T")
 

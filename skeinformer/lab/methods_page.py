@@ -1,15 +1,16 @@
-"""The page about all methods, made from METHODS: `python -m skeinformer.lab.methods_page docs/methods.md`."""
+"""The page about all methods, written from METHODS: `python -m skeinformer.lab.methods_page docs/methods.md`."""
 
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from skeinformer.attention import METHODS, Method
-from skeinformer.attention.base import Attention
+from skeinformer.attention.table import Entry
 
 COMMAND = "python -m skeinformer.lab.methods_page docs/methods.md"
 INTRODUCTION = """\
@@ -27,85 +28,94 @@ import torch
 from skeinformer import build
 
 query, key, value = (torch.randn(2, 4, 100, 32) for _ in range(3))
-attention = build("skeinformer", head_dim=32, budget=64)
+attention = build("cluster", head_dim=32, budget=64)
 output = attention(query, key, value, key_mask=torch.arange(100).expand(2, -1) < 80)    # (2, 4, 100, 32)
 ```
 
-Letters: n tokens, m real tokens, p head width, d the budget, s the scale, 1/sqrt(p) unless given;
+Letters: n tokens, m real tokens, p head width, d the budget, s the scale of a call, 1/sqrt(p) unless given;
 A = exp(s Q K^T), D = diag(A 1)."""
 
 
-def page(methods: Mapping[str, Method] = METHODS) -> str:
+def page(methods: Mapping[str, Entry] = METHODS) -> str:
     """The whole page as Markdown: what all methods share, one table, and a section for each row."""
     parts = [f"<!-- Made by `{COMMAND}`. Change the docstrings and METHODS, not this file. -->", INTRODUCTION]
     parts.append(overview(methods))
-    first_of: dict[Callable[..., Attention], str] = {}
-    for name, method in methods.items():
-        first = first_of.setdefault(method.make, name)
-        parts += section(name, method, first, methods[first])
+    first_of: dict[type[Method], str] = {}
+    for name, entry in methods.items():
+        first = first_of.setdefault(entry.method, name)
+        parts += section(name, entry, first, methods[first])
     return "\n\n".join(parts) + "\n"
 
 
-def overview(methods: Mapping[str, Method]) -> str:
-    """A line for each method."""
+def overview(methods: Mapping[str, Entry]) -> str:
+    """A line for each entry."""
     rows = [
         (
             f"[`{name}`](#{name})",
-            method.summary,
-            method.paper,
-            method.cost,
-            method.exact,
-            method.masks,
-            _yes(method.cross_attention),
-            _yes(method.random),
+            entry.summary,
+            entry.paper,
+            entry.cost,
+            exact(entry),
+            masks(entry),
+            _yes(entry.cross_attention),
+            _yes(entry.random),
         )
-        for name, method in methods.items()
+        for name, entry in methods.items()
     ]
     return table(("name", "what", "paper", "time", "exact at full budget", "masks", "cross-attention", "random"), rows)
 
 
-def section(name: str, method: Method, first: str, first_method: Method) -> Iterator[str]:
+def section(name: str, entry: Entry, first: str, first_entry: Entry) -> Iterator[str]:
     """The parts of a method's section. A later row of the same class says what it sets, and refers to the first."""
     yield f"## {name}"
-    yield escape(f"{_sentence(method.summary)} {method.paper}.")
+    yield escape(f"{_sentence(entry.summary)} {entry.paper}.")
     if name != first:
-        before = dict(defaults(first_method))
+        before = dict(defaults(first_entry))
         settings = ", ".join(
             f"`{option}={value!r}`"
-            for option, value in defaults(method)
-            if option in method.options or before.get(option, ...) != value
+            for option, value in defaults(entry)
+            if option in entry.options or before.get(option, ...) != value
         )
         yield f"As [`{first}`](#{first}), with {settings or 'the same options'}."
     else:
-        yield escape(inspect.getdoc(method.make) or "")
-        rows = list(option_rows(method))
-        yield table(("option", "values", "default"), rows) if rows else "No options of its own."
-    attention = "self- and cross-attention" if method.cross_attention else "self-attention only"
+        text, about = split_docstring(inspect.getdoc(entry.method) or "")
+        yield escape(text)
+        titles = ("option", "values", "default", *(["what it is"] if about else []))
+        rows = [(*row, *([about[row[0].strip("`")]] if about else [])) for row in option_rows(entry)]
+        yield table(titles, rows) if rows else "No options of its own."
+    attention = "self- and cross-attention" if entry.cross_attention else "self-attention only"
     facts = [
-        f"Time: {method.cost}",
-        f"Exact at full budget: {method.exact}",
-        f"Masks: {method.masks}",
-        f"{'Random' if method.random else 'Deterministic'}, {attention}",
-        *(["Takes a `group`: [one sequence over several processes](distributed.md)"] * method.sequence_parallel),
+        f"Time: {entry.cost}",
+        f"Exact at full budget: {exact(entry)}",
+        f"Masks: {masks(entry)}",
+        f"{'Random' if entry.random else 'Deterministic'}, {attention}",
+        *(["Takes a `group`: [one sequence over several processes](distributed.md)"] * entry.sequence_parallel),
     ]
     yield "\n".join(f"- {escape(fact)}" for fact in facts)
-    if method.page is not None:
-        yield f"More in [{method.page}]({method.page})."
+    if entry.page is not None:
+        yield f"More in [{entry.page}]({entry.page})."
 
 
-def defaults(method: Method) -> Iterator[tuple[str, object]]:
+def split_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Divide a docstring into its text and what it says about each argument, in its section Args."""
+    before, _, arguments = text.partition("\n\nArgs:\n")
+    arguments = arguments.partition("\n\n")[0]
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", arguments, flags=re.MULTILINE)
+    return before, {name: " ".join(about.split()) for name, about in entries}
+
+
+def defaults(entry: Entry) -> Iterator[tuple[str, object]]:
     """Every option and its default: what the row sets, else what the method does. A budget only where it counts."""
-    stated = {**method.make.Options._field_defaults, **method.options}
-    yield from ((name, value) for name, value in stated.items() if name != "budget" or method.has_budget)
+    names = entry.option_names()
+    stated = {field.name: field.default for field in fields(entry.method) if field.name in names} | dict(entry.options)
+    yield from ((name, value) for name, value in stated.items() if name != "budget" or entry.has_budget)
 
 
-def option_rows(method: Method) -> Iterator[tuple[str, str, str]]:
+def option_rows(entry: Entry) -> Iterator[tuple[str, str, str]]:
     """Name, values and default of every option."""
-    hints = get_type_hints(method.make.Options)
-    for name, value in defaults(method):
+    hints = get_type_hints(entry.method)
+    for name, value in defaults(entry):
         yield f"`{name}`", values(hints[name]), f"`{value!r}`"
-    if "option_names" in vars(method.make):  # then what is given decides about more
-        yield "`**options`", "more options, by name", ""
 
 
 def values(annotation: Any) -> str:
@@ -145,6 +155,22 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise SystemExit(f"expected one file to write, got {len(arguments)}: {COMMAND}")
     Path(arguments[0]).write_text(page(), encoding="utf-8")
+
+
+def exact(entry: Entry) -> str:
+    """When a method is exact, in words."""
+    if entry.exact_from is None:
+        return "no, unbiased" if entry.unbiased else "no"
+    if entry.exact_from == 0:
+        return "in evaluation" if entry.random else "always"
+    return f"d >= {entry.exact_from:g} m".replace(" 1 ", " ")
+
+
+def masks(entry: Entry) -> str:
+    """Which masks a method takes, in words."""
+    if not entry.cross_attention:
+        return "one mask, padding anywhere"  # the row of a token that is padding as a key is 0
+    return "padding anywhere" + (" (drawn keys may be padded)" if entry.padded_draws else "")
 
 
 if __name__ == "__main__":

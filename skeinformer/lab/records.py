@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from skeinformer.compare.record import Record, Value, machine
+from skeinformer.comparison.measure import Record, Value
 from skeinformer.lab.fields import LARGEST
 from skeinformer.lab.files import nested_or
+from skeinformer.lab.machine import machine
 
 __all__ = [
     "RUN_KEYS",

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from skeinformer.registry import check_count
+from skeinformer.checks import check_count
 
 
 def use_threads(number: int | None) -> None:

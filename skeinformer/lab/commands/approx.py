@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.contender import offer, parse_all
 from skeinformer.lab.console import split_tables, wrapped
+from skeinformer.lab.contender import offer, parse_all
 from skeinformer.lab.device import Device, check_device
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.approx import KEYS, Case, Experiment, cases, compact, error_records, load_source, summarize

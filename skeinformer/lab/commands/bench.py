@@ -12,8 +12,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from skeinformer.compare.contender import offer
+from skeinformer.checks import check_count
 from skeinformer.lab.console import plain_table
+from skeinformer.lab.contender import offer
 from skeinformer.lab.device import Device, check_device
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.measure.crossing import faster_from, growth_exponent
@@ -34,7 +35,6 @@ from skeinformer.lab.report.format import (
 )
 from skeinformer.lab.threads import with_threads
 from skeinformer.lab.work import OnSkip, OnStep
-from skeinformer.registry import check_count
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 PAPER_LENGTHS = (4096,)  # of the Text task, for peers and training steps

@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from skeinformer.compare.contender import Contender, has_budget, parse_all
-from skeinformer.compare.result import Comparison
-from skeinformer.compare.run import compare, fields_of, read_methods, searched_fields
-from skeinformer.compare.text import of_comparison
+from skeinformer.checks import check_count
+from skeinformer.comparison.result import Comparison, of_comparison
+from skeinformer.comparison.run import compare, method_fields
+from skeinformer.lab.contender import Contender, has_budget, parse_all
 from skeinformer.lab.measure.pretrained import (
     Pretrained,
     first_tokens,
@@ -22,9 +22,9 @@ from skeinformer.lab.measure.pretrained import (
     position_embedding,
 )
 from skeinformer.lab.progress import status
-from skeinformer.lab.records import Record, append, read_known
+from skeinformer.lab.records import Record, append, machine, read_known
 from skeinformer.lab.threads import use_threads
-from skeinformer.registry import check_count
+from skeinformer.models import Policy
 
 SAME = ("model", "text", "n", "method", "options", "budget", "tolerance", "seed", "rounds", "threads")
 
@@ -33,7 +33,7 @@ SAME = ("model", "text", "n", "method", "options", "budget", "tolerance", "seed"
 class Compare:
     """Run a model on a text with exact and with sketched attention: errors of layers and heads, output, time.
 
-    Learned positions beyond the model's longest sequence begin anew: token i has the position i mod 512 in MiniLM, as
+    Learned positions beyond the model's longest sequence begin again: token i has the position i mod 512 in MiniLM, as
     in `skein approx`; attention is over all tokens. What the records file already holds is not measured again.
     """
 
@@ -45,13 +45,10 @@ class Compare:
     """Tokens of the text to run the model on."""
     methods: tuple[str, ...] = ("skeinformer:num_pilots=32", "cluster")
     """Names of methods, with options as in skeinformer:num_pilots=32."""
-    search: bool = False
-    """Choose for each layer one of the methods and a budget: least time with an error in every head of at most the
-    tolerance, or exact attention."""
     budget: int | None = None
-    """Sketch size d; a search chooses it. Default: each method's own."""
+    """Sketch size d. Default: each method's own."""
     tolerance: float = 0.3
-    """Greatest relative error of a safe layer."""
+    """Greatest relative error of each head of a safe layer."""
     rounds: int = 5
     """Rounds in which the model is timed, exact and sketched."""
     heads: bool = False
@@ -62,16 +59,11 @@ class Compare:
     """Seed of all draws."""
     records: Path = Path("compare/records.jsonl")
     """File that records are appended to, one JSON line each."""
-    verdict: Path | None = None
-    """File for the method of each layer, which skeinformer.apply reads. Default: verdict.json beside the records for a
-    search, else none."""
 
 
 def command(options: Compare) -> None:
     """Compare, and say what to do next."""
     path = run_compare(options)
-    if verdict := verdict_path(options):
-        print(f"To use it: skeinformer.apply(model, {str(verdict)!r})", flush=True)
     print(f"For a page of this: skein report --records {path}", flush=True)
 
 
@@ -82,25 +74,21 @@ def run_compare(options: Compare, console: Console | None = None) -> Path:
     if not options.methods:
         raise ValueError("methods is empty; give at least one")
     contenders = parse_all(options.methods)
-    if options.verdict and not options.search and len(contenders) > 1:
-        raise ValueError("a verdict is of one method; give one to --methods, or --search among them")
     check_count("length", options.length)
     known = read_known(options.records)
     with status(console) as step:
         step("loading the model and the text")
         pretrained = load_any_model(options.model)
         inputs = long_inputs(pretrained, first_tokens(load_text(options.text), options.length, pretrained.tokenizer))
-    for group in [contenders] if options.search else [[contender] for contender in contenders]:
-        budget = options.budget if options.search or has_budget(group[0]) else None
-        label = "search" if options.search else group[0].label
-        found = find_comparison(known, options, group)
-        if found is None:
+    for contender in contenders:
+        comparison = find_comparison(known, options, contender)
+        if comparison is None:
+            budget, others = contender.settings(options.budget if has_budget(contender) else None)
             with status(console) as step:
-                found = compare(
+                comparison = compare(
                     pretrained.model,
                     inputs,
-                    [contender.spec for contender in group] if options.search else group[0].spec,
-                    search=options.search,
+                    contender.method,
                     budget=budget,
                     tolerance=options.tolerance,
                     rounds=options.rounds,
@@ -108,26 +96,20 @@ def run_compare(options: Compare, console: Console | None = None) -> Path:
                     name=model_name(options),
                     text=text_name(options),
                     show=False,
-                    on_layer=lambda detail, label=label: step(f"{label}, {detail}"),  # type: ignore[misc]
+                    on_layer=lambda layer, label=contender.label: step(f"{label}, {layer}"),  # type: ignore[misc]
+                    **others,
                 )
-            for record in found.records():
+            for record in comparison.layers:
                 append(options.records, record)
-        found.print(console.file, heads=options.heads)
-        if verdict := verdict_path(options):
-            verdict.parent.mkdir(parents=True, exist_ok=True)
-            found.verdict.save(verdict)
+            append(options.records, {**comparison.whole, **machine()})
+        comparison.print(console.file, heads=options.heads)
     return options.records
-
-
-def verdict_path(options: Compare) -> Path | None:
-    """Where the verdict goes, or None."""
-    return options.verdict or (options.records.with_name("verdict.json") if options.search else None)
 
 
 def long_inputs(pretrained: Pretrained, tokens: Tensor) -> dict[str, Tensor]:
     """Arguments of a model for any number of tokens (n,).
 
-    Learned positions begin anew after its longest input; a model with others, as rotary ones, makes them itself.
+    Learned positions begin again after its longest input; a model with others, as rotary ones, computes them itself.
     """
     n, taken = len(tokens), inspect.signature(pretrained.model.forward).parameters
     inputs = {"input_ids": tokens[None], "attention_mask": torch.ones(1, n, dtype=torch.long)}
@@ -138,13 +120,14 @@ def long_inputs(pretrained: Pretrained, tokens: Tensor) -> dict[str, Tensor]:
     return inputs
 
 
-def find_comparison(records: Sequence[Record], options: Compare, contenders: Sequence[Contender]) -> Comparison | None:
-    """The comparison of these settings among the records, if it is whole."""
+def find_comparison(records: Sequence[Record], options: Compare, contender: Contender) -> Comparison | None:
+    """Find the comparison of these settings among the records, if it is complete."""
+    budget, others = contender.settings(options.budget if has_budget(contender) else None)
     wanted: Record = {
         "model": model_name(options),
         "text": text_name(options),
         "n": options.length,
-        **fields(options, contenders),
+        **method_fields(Policy.create(contender.method, budget=budget, **others)),
         "tolerance": options.tolerance,
         "seed": options.seed,
         "rounds": options.rounds,
@@ -154,15 +137,6 @@ def find_comparison(records: Sequence[Record], options: Compare, contenders: Seq
         if whole.get("kind") == "compare_model" and all(whole.get(name) == wanted[name] for name in SAME):
             return Comparison(tuple(record for record in records if of_comparison(record, whole)), whole, {})
     return None
-
-
-def fields(options: Compare, contenders: Sequence[Contender]) -> Record:
-    """What records say of these methods."""
-    specs = [contender.spec for contender in contenders]
-    if options.search:
-        return searched_fields(read_methods(specs, options.budget, {}, True))
-    (found,) = read_methods(specs[0], options.budget if has_budget(contenders[0]) else None, {}, False)
-    return fields_of(*found)
 
 
 def model_name(options: Compare) -> str:

@@ -45,7 +45,7 @@ class Demo:
     compare_length: int = 2048
     """Tokens on which the layers are compared; 0 leaves this part out."""
     tolerance: float = 0.3
-    """Greatest relative error of a layer that is called safe."""
+    """Greatest relative error of each head of a safe layer."""
     seed: int = 0
     """The seed of all draws."""
     out: Path = Path("demo")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from skeinformer.compare.contender import offer
 from skeinformer.lab.console import plain_table, print_whole
+from skeinformer.lab.contender import offer
 from skeinformer.lab.measure.flops import flop_records
 from skeinformer.lab.progress import status
 from skeinformer.lab.records import Record, Value

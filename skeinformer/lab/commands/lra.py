@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from skeinformer.checks import check_count
 from skeinformer.lab.console import hyphenated
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.lra.listops import ListOpsSettings
@@ -48,7 +49,6 @@ from skeinformer.lab.training.job import (
 from skeinformer.lab.training.observer import Place, read_place
 from skeinformer.lab.training.options import Lra, Overrides, Train, table_1_methods
 from skeinformer.lab.training.recipes import generator_options
-from skeinformer.registry import check_count
 
 # the tasks that `skein data` can generate: its options, and those of the generator
 GENERATED: dict[str, tuple[Any, Any]] = {

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from skeinformer.attention import METHODS, Method
+from skeinformer.attention import METHODS
+from skeinformer.attention.table import Entry
+from skeinformer.lab.methods_page import exact, masks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,9 +47,12 @@ def command(options: Methods, console: "Console | None" = None) -> None:
 
 
 def methods_as_json() -> dict[str, dict[str, object]]:
-    """METHODS as plain data: every field but the constructor, and what they say in words."""
-    names = [*(field.name for field in fields(Method) if field.name != "make"), "exact", "masks"]
-    return {name: {field: getattr(method, field) for field in names} for name, method in METHODS.items()}
+    """METHODS as plain data: every field but the class of the method, and what they say in words."""
+    names = [field.name for field in fields(Entry) if field.name != "method"]
+    return {
+        name: {**{field: getattr(row, field) for field in names}, "exact": exact(row), "masks": masks(row)}
+        for name, row in METHODS.items()
+    }
 
 
 def methods_rows() -> list[tuple[str, ...]]:
@@ -57,10 +62,10 @@ def methods_rows() -> list[tuple[str, ...]]:
             name,
             method.summary,
             method.cost,
-            method.exact,
+            exact(method),
             "yes" if method.random else "no",
             "yes" if method.cross_attention else "no",
-            method.masks,
+            masks(method),
             method.paper,
         )
         for name, method in METHODS.items()

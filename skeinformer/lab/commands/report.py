@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from skeinformer.compare.contender import parse
+from skeinformer.lab.contender import parse
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.progress import status
 from skeinformer.lab.records import Record, read

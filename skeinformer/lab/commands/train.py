@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
+from skeinformer.checks import check_count
 from skeinformer.lab.lra.store import open_store
 from skeinformer.lab.progress import Lines, bars, say
 from skeinformer.lab.records import Record
@@ -15,7 +16,6 @@ from skeinformer.lab.training.job import job_of
 from skeinformer.lab.training.memory import keep_freed_memory
 from skeinformer.lab.training.observer import Observer, place_line, stage_text
 from skeinformer.lab.training.options import Train
-from skeinformer.registry import check_count
 
 __all__ = ["Train", "command", "run_train"]
 

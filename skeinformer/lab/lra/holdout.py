@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from skeinformer.registry import check_count
+from skeinformer.checks import check_count
 
 
 def hold_out(keys: Sequence[Hashable], labels: Sequence[int], count: int, seed: int) -> NDArray[np.bool_]:

@@ -13,12 +13,12 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from skeinformer.checks import check_count
 from skeinformer.lab.files import open_plain, read_at_most
 from skeinformer.lab.lra.archives import MOST, damage_named, members
 from skeinformer.lab.lra.batch_pickle import read_batch
 from skeinformer.lab.lra.holdout import hold_out
 from skeinformer.lab.lra.store import Example
-from skeinformer.registry import check_count
 
 SIDE = 32
 PIXELS = SIDE * SIDE

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from skeinformer.checks import check_count
 from skeinformer.lab.lra.store import Example
 from skeinformer.lab.lra.tables import tsv_rows
 from skeinformer.lab.lra.workers import in_order
-from skeinformer.registry import check_count
 
 TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 MIN, MAX, MED, SM, END = range(10, 15)

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from skeinformer.checks import check_count
 from skeinformer.lab.files import read_plain
 from skeinformer.lab.lra.archives import MOST
 from skeinformer.lab.lra.snakes import Board, PathfinderSettings, Snake, grow_distractors, grow_pair, make_board
 from skeinformer.lab.lra.store import SPLITS, Example
 from skeinformer.lab.lra.workers import in_order
-from skeinformer.registry import check_count
 
 __all__ = ["Drawing", "Listed", "OfficialSplit", "PathfinderSettings", "draw_image", "generate", "read_official"]
 

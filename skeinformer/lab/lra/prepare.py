@@ -13,12 +13,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from skeinformer.checks import check_count
 from skeinformer.lab.lra import image, listops, pathfinder, retrieval, text
 from skeinformer.lab.lra.listops import ListOpsSettings
 from skeinformer.lab.lra.pathfinder import PathfinderSettings
 from skeinformer.lab.lra.store import SPLITS, Example, Store, check_free, open_store, write_store
 from skeinformer.lab.progress import Lines, bars, status
-from skeinformer.registry import check_count
 
 GENERATOR = "generator"  # the source of a store that was not made from files
 SHOW_EVERY = 100  # examples between two updates of a bar

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from skeinformer.checks import check_count
 from skeinformer.lab.lra.store import SPLITS, Example
 from skeinformer.lab.lra.tables import as_bytes, parquet_rows, split_called, tsv_rows, yes_or_no
-from skeinformer.registry import check_count
 
 VOCAB_SIZE = 256
 NUM_CLASSES = 2

@@ -15,8 +15,8 @@ from operator import or_
 import numpy as np
 from numpy.typing import NDArray
 
+from skeinformer.checks import check_count, check_number
 from skeinformer.lab.lra.paddles import TOLERANCE, angle, brightness, circle, covered
-from skeinformer.registry import check_count, check_number
 
 MAX_STARTS = 200_000  # of one image: a second or two; 25 are usual, thousands in small and crowded images
 RETREAT = 3  # paddles

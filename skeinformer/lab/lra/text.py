@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from skeinformer.checks import check_count
 from skeinformer.lab.lra.archives import members
 from skeinformer.lab.lra.holdout import hold_out
 from skeinformer.lab.lra.store import SPLITS, Example
 from skeinformer.lab.lra.tables import as_bytes, parquet_rows, split_called, yes_or_no
-from skeinformer.registry import check_count
 
 VOCAB_SIZE = 256
 NUM_CLASSES = 2

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import TypeVar
 
-from skeinformer.registry import check_count
+from skeinformer.checks import check_count
 
 T = TypeVar("T")
 AHEAD = 4  # pieces of work per process that may be waiting or done, so that memory stays small

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention import Attention
-from skeinformer.compare.contender import OFFERED, Contender, build_contender, has_budget
-from skeinformer.compare.measure import frobenius_error
+from skeinformer.checks import check_choice, check_count
+from skeinformer.comparison.measure import frobenius_error
+from skeinformer.lab.contender import OFFERED, Contender, build_contender, has_budget
 from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.errors import (
     exact_attention,
@@ -41,7 +42,6 @@ from skeinformer.lab.measure.pretrained import (
 )
 from skeinformer.lab.records import Ledger, Record, Value, key_of, machine
 from skeinformer.lab.work import OnStep, Work, now, silent
-from skeinformer.registry import check_choice, check_count
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -130,7 +130,7 @@ class Case(NamedTuple):
     def build(self, n: int, head_dim: int, seed: int) -> Attention:
         """The module, with parameters of its own for each seed; in training mode where evaluation turns dropout off."""
         module = build_contender(self.contender, head_dim=head_dim, max_len=n, budget=self.budget, seed=seed)
-        return module.train(bool(getattr(module.options, "dropout", 0)))
+        return module.train(bool(getattr(module.method, "dropout", 0)))
 
     def cost(self, n: int) -> float:
         """Roughly how long a forward pass takes, in scores computed."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.compare.contender import OFFERED
-from skeinformer.compare.measure import quartiles, ratio
+from skeinformer.comparison.measure import quartiles, ratio
+from skeinformer.lab.contender import OFFERED
 from skeinformer.lab.measure.approx import QKV, Case, Experiment, Projected, TextSource, cases, stream_seed
 from skeinformer.lab.measure.flops import flop_counter
 from skeinformer.lab.measure.memory import peak_memory

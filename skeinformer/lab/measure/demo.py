@@ -10,14 +10,14 @@ from torch import Tensor
 
 from skeinformer.attention import Attention, build
 from skeinformer.attention.certificate import bound_of_mean
-from skeinformer.compare.measure import interleaved, quartiles, ratio
+from skeinformer.checks import check_count
+from skeinformer.comparison.measure import interleaved, quartiles, ratio
 from skeinformer.lab.measure.errors import exact_attention, finite, relative_error
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.pretrained import first_tokens, load_model, load_text, pretrained_qkv
 from skeinformer.lab.measure.speed import quartile_fields
 from skeinformer.lab.records import Record, machine
 from skeinformer.lab.work import OnStep, now, part_of, silent
-from skeinformer.registry import check_count
 
 
 class DemoContender(NamedTuple):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer import huggingface
-from skeinformer.compare.run import compare
+from skeinformer import huggingface, restore
+from skeinformer.checks import check_count
+from skeinformer.comparison import compare
 from skeinformer.lab.measure.demo import ACCURATE, EXACT_ATTENTION, FAST, DemoContender, common_fields, times
 from skeinformer.lab.measure.nearness import nearness
 from skeinformer.lab.measure.pretrained import (
@@ -21,9 +22,8 @@ from skeinformer.lab.measure.pretrained import (
     long_positions,
     up_to_tokens,
 )
-from skeinformer.lab.records import Record
+from skeinformer.lab.records import Record, machine
 from skeinformer.lab.work import OnStep, silent
-from skeinformer.registry import check_count
 
 FIELD = (EXACT_ATTENTION, FAST, ACCURATE)
 NEIGHBOURS = (1, 3)
@@ -50,7 +50,6 @@ def embedding_records(
     rows: dict[DemoContender, list[Tensor]] = {contender: [] for contender in FIELD}
     seconds: dict[DemoContender, list[float]] = {contender: [] for contender in FIELD}
     calls = [FIELD[(i + j) % len(FIELD)] for i in range(passages) for j in range(len(FIELD))]
-    huggingface.register(seed=seed, min_length=0)
     try:
         for number, contender in enumerate(calls):
             passage = number // len(FIELD)
@@ -59,7 +58,7 @@ def embedding_records(
             rows[contender].append(embed(pretrained, tokens[passage], contender, seed))
             seconds[contender].append(time.perf_counter() - begin)
     finally:
-        pretrained.model.set_attn_implementation("sdpa")
+        restore(pretrained.model)
     exact = torch.stack(rows[EXACT_ATTENTION]).numpy()
     common = {"kind": "embeddings", **common_fields(text, model, seed), "n": length, "passages": passages}
     for contender in FIELD:
@@ -89,11 +88,13 @@ def spread_passages(text: str, tokenizer: Any, count: int, n: int) -> Tensor:
 def embed(pretrained: Pretrained, tokens: Tensor, contender: DemoContender, seed: int) -> Tensor:
     """The mean of the last hidden states of tokens (n,), scaled to length 1: (width,)."""
     model: Any = pretrained.model
-    exact = contender == EXACT_ATTENTION
-    model.set_attn_implementation("sdpa" if exact else huggingface.name_of(contender.method))
-    options: dict[str, Any] = {} if exact else {**dict(contender.options), "budget": contender.budget, "seed": seed}
+    if contender == EXACT_ATTENTION:
+        restore(model)
+    else:
+        options: dict[str, Any] = dict(contender.options)
+        huggingface.sketch(model, contender.method, budget=contender.budget, seed=seed, min_length=0, **options)
     positions = long_positions(pretrained, len(tokens))
-    states: Tensor = model(input_ids=tokens[None], position_ids=positions, **options).last_hidden_state  # (1, n, width)
+    states: Tensor = model(input_ids=tokens[None], position_ids=positions).last_hidden_state  # (1, n, width)
     return F.normalize(states[0].mean(0), dim=0)
 
 
@@ -122,14 +123,13 @@ def layer_records(
         on_step(f"layers: {detail}", done / steps)
 
     common, options = common_fields(text, model, seed), dict[str, Any](ACCURATE.options)
-    found = compare(
+    comparison = compare(
         pretrained.model,
         inputs,
         ACCURATE.method,
         budget=ACCURATE.budget,
         tolerance=tolerance,
         rounds=rounds,
-        needed=False,
         seed=seed,
         name=str(common["model"]),
         text=str(common["text"]),
@@ -137,4 +137,5 @@ def layer_records(
         on_layer=step,
         **options,
     )
-    return [{**record, "label": ACCURATE.label} for record in found.records()]
+    records = [*comparison.layers, {**comparison.whole, **machine()}]
+    return [{**record, "label": ACCURATE.label} for record in records]

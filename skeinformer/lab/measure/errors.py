@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.compare.measure import frobenius_error, real_rows
+from skeinformer.comparison.measure import frobenius_error, real_rows
 
 
 def relative_error(approx: Tensor, exact: Tensor, query_mask: Tensor | None = None) -> Tensor:

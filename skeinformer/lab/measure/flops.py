@@ -19,10 +19,10 @@ from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from skeinformer.attention import METHODS, build
-from skeinformer.compare.contender import OFFERED, Contender, parse_all
+from skeinformer.checks import check_count
+from skeinformer.lab.contender import OFFERED, Contender, parse_all
 from skeinformer.lab.measure.memory import quiet_profiler
 from skeinformer.lab.records import Record, machine
-from skeinformer.registry import check_count
 
 Shape = Sequence[int]
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skeinformer.compare.contender import Contender, build_contender, parse
-from skeinformer.compare.measure import quartiles, ratio
+from skeinformer.checks import check_choice, check_count
+from skeinformer.comparison.measure import quartiles, ratio
+from skeinformer.lab.contender import Contender, build_contender, parse
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.speed import (
     IDENTITY,
@@ -26,7 +27,6 @@ from skeinformer.lab.measure.speed import (
 )
 from skeinformer.lab.records import Ledger, Record, machine
 from skeinformer.lab.work import OnSkip, OnStep, now, silent
-from skeinformer.registry import check_choice, check_count
 
 
 class BesidePeer(NamedTuple):
@@ -58,10 +58,10 @@ def performer_pytorch(module: Any, ours: Any, sizes: InputSizes, budget: int) ->
 def reformer_pytorch(module: Any, ours: Any, sizes: InputSizes, budget: int) -> BesidePeer:
     """LSHAttention takes shared queries and keys, and batch and heads as one dimension."""
     theirs = module.LSHAttention(
-        bucket_size=ours.options.chunk_size,
-        n_hashes=ours.options.num_hashes,
-        attend_across_buckets=ours.options.across_buckets,
-        allow_duplicate_attention=ours.options.count_duplicates,
+        bucket_size=ours.method.chunk,
+        n_hashes=ours.method.num_hashes,
+        attend_across_buckets=ours.method.across_buckets,
+        allow_duplicate_attention=ours.method.count_duplicates,
     ).eval()  # in training it would keep its buckets in a cache
     q, _, v = random_inputs(sizes)
 
@@ -102,15 +102,15 @@ def big_bird(module: Any, ours: Any, sizes: InputSizes, budget: int) -> BesidePe
     config = module.BigBirdConfig(
         hidden_size=width(sizes),
         num_attention_heads=sizes.heads,
-        block_size=ours.options.block_size,
-        num_random_blocks=ours.options.num_random,
+        block_size=ours.method.block,
+        num_random_blocks=ours.method.num_random,
         max_position_embeddings=max(4096, sizes.n),
         attention_type="block_sparse",
         sep_token_id=None,
     )
     theirs = module.BigBirdBlockSparseAttention(config, seed=0).train().to(sizes.device)
     ones = torch.ones(sizes.batch, sizes.n, device=sizes.device)
-    blocked, band, rows, columns = module.BigBirdModel.create_masks_for_block_sparse_attn(ones, ours.options.block_size)
+    blocked, band, rows, columns = module.BigBirdModel.create_masks_for_block_sparse_attn(ones, ours.method.block)
 
     def layer(x: Tensor) -> Tensor:
         q, k, v = (split(projection(x), sizes) for projection in (theirs.query, theirs.key, theirs.value))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skeinformer.registry import check_choice, check_count, lookup
+from skeinformer.checks import check_choice, check_count, lookup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -264,7 +264,7 @@ def _num_positions(model: Any) -> int:
 
 
 def _first_position(model: nn.Module) -> int:
-    from skeinformer.huggingface.positions import first_position
+    from skeinformer.models.positions import first_position
 
     table = position_embedding(model)
     return 0 if table is None else first_position(table)

@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skeinformer.attention.methods import no_group
-from skeinformer.compare.contender import OFFERED, Contender, build_contender, has_budget
-from skeinformer.compare.measure import quartiles, ratio
+from skeinformer.attention.table import no_group
+from skeinformer.checks import check_choice, check_count, check_number
+from skeinformer.comparison.measure import quartiles, ratio
 from skeinformer.distributed import watch
+from skeinformer.lab.contender import OFFERED, Contender, build_contender, has_budget
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.pool import OnMessage, Pool, started
 from skeinformer.lab.measure.speed import (
@@ -37,7 +38,6 @@ from skeinformer.lab.measure.speed import (
 )
 from skeinformer.lab.records import Ledger, Record, machine
 from skeinformer.lab.work import OnSkip, OnStep, now, part_of, silent
-from skeinformer.registry import check_choice, check_count, check_number
 
 GATHERED = "all_gather_sdpa"
 EXACT_LABEL = "all-gather, SDPA"

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.contender import OFFERED, Contender, build_contender, has_budget, parse_all
-from skeinformer.compare.measure import Quartiles, interleaved, quartiles, ratio
+from skeinformer.checks import check_choice, check_count, check_number
+from skeinformer.comparison.measure import Quartiles, interleaved, quartiles, ratio
+from skeinformer.lab.contender import OFFERED, Contender, build_contender, has_budget, parse_all
 from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.flops import count_multiply_adds, executed_flops
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.records import Ledger, Record, Value, key_of, machine
 from skeinformer.lab.work import OnSkip, OnStep, now, part_of, silent
-from skeinformer.registry import check_choice, check_count, check_number
 
 MODES = ("forward", "both")
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}

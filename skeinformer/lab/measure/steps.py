@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn import functional as F
 
-from skeinformer.compare.contender import Contender, has_budget
-from skeinformer.compare.measure import quartiles, ratio
+from skeinformer.checks import check_count
+from skeinformer.comparison.measure import quartiles, ratio
+from skeinformer.lab.contender import Contender, has_budget
 from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.speed import IDENTITY, Action, quartile_fields, timed_rounds
 from skeinformer.lab.records import Ledger, Record, machine
 from skeinformer.lab.training.model import Classifier, ModelConfig
 from skeinformer.lab.work import OnStep, now, part_of, silent
-from skeinformer.registry import check_count
 
 STANDARD = Contender("softmax")
 VOCABULARY = 256  # bytes

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from html import escape
 
-from skeinformer.compare.format import between, cosine, count, number, percent
-from skeinformer.compare.record import Record, Value
-from skeinformer.compare.text import attends_by, of_comparison, sentences, shown_layer
+from skeinformer.comparison.measure import Record, Value
+from skeinformer.comparison.result import count, layer_name, number, of_comparison, sentences
 from skeinformer.lab.report.figures import Styles
-from skeinformer.lab.report.format import label, real, seconds
+from skeinformer.lab.report.format import between, cosine, label, percent, real, seconds
 from skeinformer.lab.report.heat import heat_html
 from skeinformer.lab.report.page import Section
 from skeinformer.lab.report.tables import Column, attributes_html, boxed, table_html
@@ -25,13 +24,12 @@ METHOD_COLUMNS = (
     Column("n", lambda r: count(r.get("n")), field="n"),
 )
 LAYER_COLUMNS = (
-    Column("layer", shown_layer),
+    Column("layer", layer_name),
     Column("head", lambda r: "all" if r.get("head") is None else str(r.get("head")), field="head"),
     *METHOD_COLUMNS,
     Column("true error", lambda r: number(r.get("error")), field="error"),
     Column("estimated error", lambda r: number(r.get("estimate")), field="estimate"),
     Column("bound", lambda r: number(r.get("bound")), field="bound"),
-    Column("entropy", lambda r: number(r.get("entropy")), field="entropy"),
     Column("exact", lambda r: seconds(r.get("seconds_exact")), field="seconds_exact"),
     Column("sketched", lambda r: seconds(r.get("seconds_sketched")), field="seconds_sketched"),
     Column(
@@ -41,16 +39,12 @@ LAYER_COLUMNS = (
         "ratio",
     ),
     Column("safe", lambda r: "yes" if r.get("safe") else "no"),
-    Column("d needed", lambda r: count(r.get("budget_needed")), field="budget_needed"),
-    Column("d by estimate", lambda r: count(r.get("budget_estimated")), field="budget_estimated"),
 )
-CHOSEN = Column("attends by", attends_by)
 MODEL_COLUMNS = (
     *METHOD_COLUMNS,
     Column("model", lambda r: str(r.get("model"))),
     Column("text", lambda r: str(r.get("text"))),
     Column("cosine", lambda r: cosine(r.get("cosine")), lambda r: _least(r.get("cosine_min")), "cosine", "high"),
-    Column("cosine, pooled", lambda r: cosine(r.get("pooled_cosine")), field="pooled_cosine", best="high"),
     Column("change", lambda r: number(r.get("change")), field="change", best="low"),
     Column(
         "change of logits",
@@ -68,19 +62,16 @@ MODEL_COLUMNS = (
         "low",
     ),
     Column("safe layers", lambda r: f"{r.get('layers_safe')} of {r.get('layers')}", field="layers_safe"),
-    Column("d needed", lambda r: count(r.get("budget_needed")), field="budget_needed"),
-    Column("d by estimate", lambda r: count(r.get("budget_estimated")), field="budget_estimated"),
+    Column("worst head", lambda r: number(r.get("error_worst")), field="error_worst", best="low"),
+    Column("median head", lambda r: number(r.get("error_median")), field="error_median", best="low"),
 )
 LEGEND = (
     "Error: |R - BV| / |BV| in the Frobenius norm, of a head or of all heads of a layer together, on the queries, "
     "keys and values of the exact run. Estimated error: what the method itself reports; bound: what the error exceeds "
-    "in at most 7 of 100 draws, by its own account. Entropy: of exact attention rows, mean, in nats; log n where "
-    "attention is flat. Safe: the true error at d is at most the tolerance. d needed: the smallest power of two, or d "
-    "itself, whose true error is at most the tolerance, and above d what is not safe at d; all keys where no smaller "
-    "one will do. d by estimate: what the method's own estimate alone would choose. Cosine: of the rows that the "
-    "exact and the sketched model return, mean and least; pooled: of the mean over rows, least of all inputs. Change: "
-    "of the output, relative. Times: median and quartiles of interleaved rounds. Attends by: what a search has "
-    "chosen, of least estimated time such that the error of every head is at most the tolerance."
+    "in at most 7 of 100 draws, by its own account. Safe: the true error at d is at most the tolerance, in a layer "
+    "that of every head. Cosine: of the rows that the exact and the sketched model return, mean and least. "
+    "Change: of the output, relative. Worst head, median head: true errors of "
+    "the heads of all layers. Times: median and quartiles of interleaved rounds."
 )
 
 
@@ -102,8 +93,7 @@ def compare_sections(records: Sequence[Record], styles: Styles) -> list[Section]
     layers = [r for r in records if any(of_comparison(r, whole) for whole in wholes)]
     for heading in ("Layers", "Heads"):
         if rows := [r for r in layers if (r.get("head") is None) == (heading == "Layers")]:
-            shown = (*LAYER_COLUMNS, CHOSEN) if any(r.get("chosen") for r in rows) else LAYER_COLUMNS
-            table = table_html(rows, shown, contest=_input, data=_data, sortable=True)
+            table = table_html(rows, LAYER_COLUMNS, contest=_input, data=_data, sortable=True)
             html += f"<details><summary>All numbers: {heading.lower()}</summary>\n"
             html += f"<div class='holds'>{boxed(table)}</div>\n</details>\n"
     return [Section("A model, exact and sketched", f"{html}<p class='faint'>{escape(LEGEND)}</p>", fields, records)]

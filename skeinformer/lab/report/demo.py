@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skeinformer.compare.text import verdicts
+from skeinformer.comparison.result import safe_layers
 from skeinformer.lab.files import write_whole
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.figures import Style, Styles, draw_axes, method_styles
@@ -137,7 +137,7 @@ def _layer_sentence(records: Sequence[Record]) -> str:
     layers = [r for r in records if r.get("kind") == "compare_layer" and r.get("method") == HEADLINED]
     if not layers:
         return ""
-    safe, unsafe = verdicts(layers)
+    safe, unsafe = safe_layers(layers)
     at = f"At {count(layers[0].get('n'))} tokens and a tolerance of {required(layers[0], 'tolerance'):g}"
     text = f"{at}, compare finds {len(safe)} of {len(safe) + len(unsafe)} layers safe"
     text += f": {_numbers(safe, layers)}" if safe else ""

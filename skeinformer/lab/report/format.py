@@ -1,14 +1,15 @@
 """Values of records as a reader sees them: numbers, times, sizes, spreads and names."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.format import between, count, listed, number, percent
+from skeinformer.comparison.result import count, number
 from skeinformer.lab.records import Record, Value
 
 __all__ = [
     "between",
+    "cosine",
     "count",
     "distinct",
     "is_approximation",
@@ -30,6 +31,27 @@ __all__ = [
 REFERENCE = "softmax"  # the method that the others approximate
 FLOOR = "vmean"  # gives every row the mean of the values, whatever the queries: what any method must beat
 ROUNDING = 1e-4  # an error below is one of float32 arithmetic
+
+
+def percent(value: Value) -> str:
+    """A share of one, in percent."""
+    return number(value * 100, " %") if isinstance(value, int | float) else ""
+
+
+def cosine(value: Value) -> str:
+    """Four decimals: what matters is the distance from 1."""
+    return f"{value:.4f}" if isinstance(value, int | float) else ""
+
+
+def between(low: str, high: str) -> str:
+    """low to high, where there are such."""
+    return f"{low} to {high}" if low and high else ""
+
+
+def listed(values: Sequence[object], most: int = 8) -> str:
+    """The values with commas between them; of many, the first, and how many more there are."""
+    shown = ", ".join(str(value) for value in values[:most])
+    return shown if len(values) <= most else f"{shown} and {len(values) - most} more"
 
 
 def seconds(value: Value) -> str:

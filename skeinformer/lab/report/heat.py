@@ -4,10 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from skeinformer.compare.format import number
-from skeinformer.compare.record import Record
-from skeinformer.compare.text import shared_name, shown_layer
-from skeinformer.lab.report.format import distinct, real
+from skeinformer.comparison.measure import Record
+from skeinformer.comparison.result import layer_name
+from skeinformer.lab.report.format import distinct, number, real
 from skeinformer.lab.report.tables import boxed
 
 # after Brewer's BrBG, safe for the colour-blind: the error over the tolerance is at most so much, and its colour
@@ -27,9 +26,9 @@ LEVEL = 0.179  # the luminance at which black and white letters are equally clea
 
 def heat_html(layers: Sequence[Record], tolerance: float, heading: str = "", data: Mapping[str, str] = {}) -> str:
     """The errors of all layers and heads as a table in a box that scrolls; colours are the same on light and dark."""
-    names = list(dict.fromkeys(shown_layer(record) for record in layers))
+    names = list(dict.fromkeys(layer_name(record) for record in layers))
     shared, short = shared_name(names)
-    cells = {(shown_layer(record), record.get("head")): record for record in layers}
+    cells = {(layer_name(record), record.get("head")): record for record in layers}
     heads = [int(head or 0) for head in distinct(layers, "head")]
     columns = [None, *heads]
     titles = "".join(f"<th scope='col'>{'all' if head is None else head}</th>" for head in columns)
@@ -69,6 +68,22 @@ def luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+def shared_name(names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Find the pattern that all names share, and the short name of each: encoder.layer.*.self, and 5.
+
+    Words between dots are not divided. Return an empty pattern, and the names themselves, where they share no word.
+    """
+    words = [name.split(".") for name in dict.fromkeys(names)]
+    most = min(map(len, words)) - 1  # a short name has at least one word
+    first = _num_equal([parts[:most] for parts in words])
+    last = _num_equal([parts[::-1][: most - first] for parts in words])
+    if len(words) < 2 or not first + last:
+        return "", {name: name for name in names}
+    parts = words[0]
+    pattern = ".".join([*parts[:first], "*", *parts[len(parts) - last :]])
+    return pattern, {".".join(parts): ".".join(parts[first : len(parts) - last]) for parts in words}
+
+
 def _cell(record: Record | None, tolerance: float, whole: bool) -> str:
     error = None if record is None else real(record, "error")
     if error is None:
@@ -81,3 +96,9 @@ def _cell(record: Record | None, tolerance: float, whole: bool) -> str:
 def _short(error: float) -> str:
     """Two decimals, or three digits of a large one."""
     return f"{error:.2f}" if error < 10 else number(error)
+
+
+def _num_equal(lists: Sequence[Sequence[str]]) -> int:
+    """Count the leading items that are the same in all lists."""
+    same = [len(set(items)) == 1 for items in zip(*lists, strict=False)]
+    return same.index(False) if False in same else len(same)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from skeinformer.checks import lookup
 from skeinformer.lab.records import RUN_KEYS, Record, Value
 from skeinformer.lab.report.format import label, real
 from skeinformer.lab.report.published import PUBLISHED, TASKS
-from skeinformer.registry import lookup
 
 BASELINES = {"bag_of_tokens": "Bag of tokens", "majority": "Majority"}  # trivial models, in the order of their rows
 

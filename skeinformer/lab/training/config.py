@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from skeinformer.registry import check_count, check_number
+from skeinformer.attention import DEFAULT
+from skeinformer.checks import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class ModelConfig:
     num_classes: int
     max_len: int
     """The longest sequence: there is a learned position for each token."""
-    method: str = "skeinformer"
+    method: str = DEFAULT
     """A name in METHODS."""
     budget: int | None = 256
     """The sketch size d; None where an option sets the size."""

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from skeinformer.attention import METHODS
-from skeinformer.attention.methods import no_group
-from skeinformer.compare.contender import Contender, parse
+from skeinformer.attention.table import no_group
+from skeinformer.checks import check_count, lookup
+from skeinformer.lab.contender import Contender, parse
 from skeinformer.lab.fields import from_json
 from skeinformer.lab.files import LONGEST_JSON, parse_json, read_at_most
 from skeinformer.lab.lra.listops import ListOpsSettings
@@ -17,7 +18,6 @@ from skeinformer.lab.records import Record, check, read
 from skeinformer.lab.training.memory import parse_bytes
 from skeinformer.lab.training.options import Overrides, Train
 from skeinformer.lab.training.recipes import CUT, Recipe, as_record, generator_options, overrides_text, recipe
-from skeinformer.registry import check_count, lookup
 
 BAG_OF_TOKENS = "bag_of_tokens"
 RUN, RECORDS, MODEL = "run.json", "records.jsonl", "model"

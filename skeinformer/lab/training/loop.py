@@ -19,7 +19,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skeinformer.compare.contender import OFFERED, has_budget
+from skeinformer.lab.contender import OFFERED, has_budget
 from skeinformer.lab.files import lock_folder, write_whole
 from skeinformer.lab.lra.batches import Batch, Order, evaluation_order, micro_batches
 from skeinformer.lab.lra.store import Split, open_store

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skeinformer.attention import Attention
-from skeinformer.compare.contender import Contender
+from skeinformer.lab.contender import Contender
 from skeinformer.lab.files import remove_any
 from skeinformer.lab.lra.store import Meta
 from skeinformer.lab.records import Record

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, build
 from skeinformer.distributed import Group, mean_over_tokens, shard, share_lengths
-from skeinformer.kernels.choice import at_hand
+from skeinformer.kernels.choice import is_eager_cpu
 from skeinformer.kernels.rows import masked_mean
 from skeinformer.lab.training.config import ModelConfig, check_config
 from skeinformer.lab.training.loading import check_tensors, hub_files, load_weights, read_config, saved_files
@@ -81,9 +81,9 @@ class Dropout(nn.Module):
         if not self.training or self.rate == 0:
             return x
         if window is None:
-            return F.dropout(x, self.rate) if not at_hand(x) else x * self.factors(x.shape).to(x.dtype)
-        whole = (x.shape[0], window.whole, *x.shape[2:])
-        factors = self.factors(whole) if at_hand(x) else F.dropout(x.new_ones(whole), self.rate)
+            return F.dropout(x, self.rate) if not is_eager_cpu(x) else x * self.factors(x.shape).to(x.dtype)
+        whole = (x.shape[0], window.total, *x.shape[2:])
+        factors = self.factors(whole) if is_eager_cpu(x) else F.dropout(x.new_ones(whole), self.rate)
         return x * factors[:, window.start : window.start + x.shape[1]].to(x.dtype)
 
     def factors(self, shape: Sequence[int]) -> Tensor:

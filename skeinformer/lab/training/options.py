@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from skeinformer.attention import METHODS
+from skeinformer.attention import DEFAULT, METHODS
 from skeinformer.lab.lra.store import TASKS
 
 
@@ -63,8 +63,8 @@ class Train(Overrides):
 
     task: str
     """Task: listops, text, retrieval, pathfinder or image."""
-    method: str = "skeinformer"
-    """A method, with options as in skeinformer:num_pilots=32; or bag_of_tokens, a model without attention."""
+    method: str = DEFAULT
+    """A method, with options as in cluster:quality=accurate; or bag_of_tokens, a model without attention."""
     recipe: str = "cpu"
     """Recipe: cpu (minutes on two cores) or paper (the paper's protocol)."""
     data: Path = Path("lra-data")

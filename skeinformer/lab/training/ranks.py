@@ -53,7 +53,7 @@ def form_ranks(processes: int, process: int, degree: int, device: str) -> Ranks:
 def divide(model: nn.Module, group: Group | None) -> None:
     """From now on the model divides the tokens that it is given among the group; all ranks give it the same."""
     for module in model.modules():
-        if isinstance(module, Attention):
-            module.group = None if group is None else module.accept(group, module.options)
-        elif isinstance(module, Encoder):
+        if isinstance(module, Attention | Encoder):
+            if group is not None and isinstance(module, Attention):
+                module.method.check_group()
             module.group = group

@@ -13,9 +13,9 @@ generators, Image every 2 x 2 pixels as one. Its numbers stand beside each other
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from skeinformer.checks import check_count, check_number, lookup
 from skeinformer.lab.lra.store import TASKS
 from skeinformer.lab.records import Value
-from skeinformer.registry import check_count, check_number, lookup
 
 Data = dict[str, Value]
 CPU_LISTOPS: Data = {"min_len": 64, "max_len": 256, "train": 32_000, "valid": 2_000, "test": 2_000}
