@@ -34,5 +34,5 @@ def _seed() -> None:
 
 @pytest.fixture
 def always_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of torch attend by their method at every length and budget; tests/nn/test_decision.py has when they do."""
-    monkeypatch.setattr("skeinformer.nn.attention.why_exact", lambda *arguments: None)
+    """Layers attend by their method at every length and budget; tests/models/test_policy.py has when they do."""
+    monkeypatch.setattr("skeinformer.models.policy.Policy.reason_for_sizes", lambda *arguments: None)

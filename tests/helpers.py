@@ -15,7 +15,7 @@ from skeinformer.sketch import SKETCHES
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HEAD_DIM = 4
-MAX_LEN = 128  # above every length that a method with parameters for each position is asked for
+MAX_LEN = 128  # above every length of a test of methods with parameters for each position
 
 
 class Variant(NamedTuple):
@@ -25,7 +25,7 @@ class Variant(NamedTuple):
     options: dict[str, Any]
 
     def build(self, budget: int = 5, head_dim: int = HEAD_DIM, max_len: int = MAX_LEN, **options: Any) -> Attention:
-        """With the same parameters every time; torch's global state is left as it was."""
+        """Build the module, with the same parameters every time; torch's global state stays as it was."""
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(0)
             options = {**self.options, **options}
@@ -44,7 +44,6 @@ VARIANTS: dict[str, Variant] = {
     "informer_mask-paper": Variant("informer_mask", {"sparsity": "paper"}),
     "longformer-two_globals": Variant("longformer", {"global_tokens": (0, 6)}),
     "reformer-across_buckets": Variant("reformer", {"across_buckets": True, "count_duplicates": True}),
-    "cluster-queries": Variant("cluster", {"gradient": "queries"}),
     "cluster-two_steps": Variant("cluster", {"num_steps": 2, "num_pilots": 3}),
     "cluster-no_steps": Variant("cluster", {"num_steps": 0, "num_pilots": 3, "first_order": False}),
     "skeinformer-few_pilots": Variant("skeinformer", {"num_pilots": 2}),
@@ -62,13 +61,13 @@ def variants_of(*methods: str) -> set[str]:
 
 SKETCHED = variants_of("sketched", "linformer_jlt")
 WITHOUT_NORM = {"skeinformer_no_norm", "skeinformer-none-reuse", "skeinformer-none-uniform"}
-# D^-1 A S S^T V and D^-1 S S^T A V are unbiased and do not normalize; dropped weights are made up for on average
+# D^-1 A S S^T V and D^-1 S S^T A V are unbiased and do not normalize; dropout is so on average
 ROWS_SUM_TO_ONE_ON_AVERAGE = SKETCHED | WITHOUT_NORM | {"softmax_dropout"}
 # what a learned combination gives to the values sums to anything
 ROWS_ARE_LEARNED = variants_of("linformer")
 # with more keys than landmarks rows sum to one as far as the iterated inverse is one: see test_nystrom.py
 ROWS_ARE_INVERTED = variants_of("nystromformer")
-# the numbers that these sketches are made of belong to rows of a longer matrix, not to tokens: moving a token changes S
+# the numbers of which these sketches consist belong to rows of a longer matrix, not to tokens: moving a token changes S
 LONGER_SKETCHES = {f"sketched-{sketch}-{side}" for sketch in ("srht", "very_sparse") for side in ("columns", "rows")}
 # as published the selection ignores the mask: padding is among the keys that queries are measured by
 PADDING_IS_DRAWN = variants_of("informer")
@@ -90,9 +89,9 @@ RANDOM = [name for name, variant in VARIANTS.items() if METHODS[variant.method].
 DETERMINISTIC = [name for name in VARIANTS if name not in RANDOM]
 
 
-def slow_but(values: Iterable[Any], *kept: Any) -> list[Any]:
-    """For parametrize: all values, those that are not kept in the slow group."""
-    return [pytest.param(x, marks=[] if x in kept else [pytest.mark.slow]) for x in values]
+def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """For parametrize: all values, those that are not among the quick ones in the slow group."""
+    return [pytest.param(x, marks=[] if x in quick else [pytest.mark.slow]) for x in values]
 
 
 def thinned(*values: Sequence[Any], of: int) -> list[Any]:
@@ -106,9 +105,6 @@ def thinned(*values: Sequence[Any], of: int) -> list[Any]:
     ]
 
 
-# the names of the table, for tests that compile: a row that shares its class with an earlier one is slow
-_FIRST = {row.make: name for name, row in reversed(METHODS.items())}.values()
-ONE_OF_A_KIND = [pytest.param(name, marks=[] if name in _FIRST else [pytest.mark.slow]) for name in METHODS]
 # the budget at which a method is exact, in multiples of the number of real keys
 EXACT = {
     name: max(1, int(METHODS[variant.method].exact_from))
@@ -161,7 +157,7 @@ def map_inputs(change: Callable[[Tensor], Tensor], inputs: tuple[Tensor, Tensor,
 
 
 def masks_for(name: str, key_mask: Tensor, query_mask: Tensor | None = None) -> dict[str, Tensor | None]:
-    """The masks given; that of the keys for both where the variant needs a key for every query."""
+    """These masks; that of the keys for both where the variant needs a key for every query."""
     return {"key_mask": key_mask, "query_mask": key_mask if name in SELF_ATTENTION else query_mask}
 
 
@@ -194,7 +190,7 @@ def draw(module: Attention, query: Tensor, key: Tensor, seed: int = 0) -> Any:
 
 def map_noise(noise: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same kind of noise with every tensor changed."""
-    return None if noise is None else tuple(change(x) for x in noise)
+    return tuple(change(x) for x in noise)
 
 
 def gradients(output: Tensor, inputs: tuple[Tensor, ...], seed: int = 0) -> tuple[Tensor, ...]:
@@ -205,23 +201,16 @@ def gradients(output: Tensor, inputs: tuple[Tensor, ...], seed: int = 0) -> tupl
     return torch.autograd.grad((output * weight).sum(), inputs, materialize_grads=True)
 
 
-def as_list(mask: Tensor | None, b: int, n: int) -> list[list[bool]]:
-    """A mask as Python lists, all True for None."""
-    return [[True] * n for _ in range(b)] if mask is None else mask.tolist()
-
-
 def over_heads(
     one_head: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
 ) -> Tensor:
     """Stack one_head(Q, K, V, key_mask, query_mask, (example, head)) over examples and heads."""
     b, h = q.shape[:2]
-    keys, queries = as_list(key_mask, b, k.shape[2]), as_list(query_mask, b, q.shape[2])
-    return torch.stack(
-        [
-            torch.stack([one_head(q[i, j], k[i, j], v[i, j], keys[i], queries[i], (i, j)) for j in range(h)])
-            for i in range(b)
-        ]
+    keys, queries = (
+        [[True] * x.shape[2]] * b if mask is None else mask.tolist() for x, mask in ((k, key_mask), (q, query_mask))
     )
+    heads = [one_head(q[i, j], k[i, j], v[i, j], keys[i], queries[i], (i, j)) for i in range(b) for j in range(h)]
+    return torch.stack(heads).unflatten(0, (b, h))
 
 
 def exact(

@@ -1,4 +1,4 @@
-"""A method is one file and one row: everything else follows from them."""
+"""A new method is one dataclass in one file and one row: everything else follows from them."""
 
 import json
 import subprocess
@@ -9,36 +9,31 @@ from pathlib import Path
 METHOD = '''
 """The mean of the first d values."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from skeinformer.attention.base import Attention, Trace
+from skeinformer.attention import Method
+from skeinformer.attention.base import Trace
 from skeinformer.attention.inputs import Inputs
 
 
-class ToyOptions(NamedTuple):
-    """What the toy is told beside its inputs."""
+class Toy(Method):
+    """The mean of the first d values, times a power."""
 
     budget: int = 256
     power: float = 1.0
 
-
-class Toy(Attention):
-    """The mean of the first d values, times a power."""
-
-    Options = ToyOptions
-
-    @staticmethod
-    def compute(inputs: Inputs, noise: None, options: ToyOptions) -> tuple[Tensor, Trace]:
-        mean = inputs.value[..., : options.budget, :].mean(-2, keepdim=True)
-        return options.power * mean.expand(*inputs.query.shape[:-1], -1), Trace()
+    def attend(self, inputs: Inputs, noise: Any) -> tuple[Tensor, Trace]:
+        mean = inputs.value[..., : self.budget, :].mean(-2, keepdim=True)
+        return self.power * mean.expand(*inputs.query.shape[:-1], -1), Trace()
 '''
 ROW = """
-from skeinformer.attention.methods import METHODS, Method
+from skeinformer.attention.table import METHODS, Entry
 from toy import Toy
 
-METHODS["toy"] = Method(Toy, "Toy", "the mean of the first d values", "nobody 2026", "O(d p)", row_by_row=True)
+METHODS["toy"] = Entry(Toy, "Toy", "the mean of the first d values", "nobody 2026", "O(d p)", row_by_row=True)
 """
 USES = """
 import contextlib, importlib.util, io, json, sys
@@ -46,7 +41,7 @@ import torch
 from torch import nn
 import skeinformer
 from skeinformer.lab import cli
-from skeinformer.compare.contender import parse
+from skeinformer.lab.contender import parse
 from skeinformer.lab.commands.approx import Approx
 from skeinformer.lab.methods_page import page
 from tests.helpers import VARIANTS
@@ -60,7 +55,7 @@ def printed(*words):
 model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
 x = torch.randn(1, 12, 8)
 records = ("--records", sys.argv[1])
-found = {
+results = {
     "build": repr(skeinformer.build("toy", head_dim=4, budget=3, power=2.0)),
     "contract": "toy" in VARIANTS,
     "methods": json.loads(printed("methods", "--json"))["toy"]["label"],
@@ -74,8 +69,8 @@ found = {
 if importlib.util.find_spec("transformers"):
     from skeinformer import huggingface
 
-    found["huggingface"] = huggingface.available().get("toy")
-print(json.dumps(found))
+    results["huggingface"] = str(huggingface.register("toy"))
+print(json.dumps(results))
 """
 
 
@@ -92,7 +87,7 @@ def test_one_file_and_one_row_are_enough(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1]) == {
-        "build": "Toy(head_dim=4, budget=3, power=2.0)",
+        "build": "Attention(Toy(budget=3, power=2.0), head_dim=4)",
         "contract": True,
         "methods": "Toy",
         "flops": True,
@@ -101,5 +96,5 @@ def test_one_file_and_one_row_are_enough(tmp_path: Path) -> None:
         "compare": "Toy",
         "convert": ["self_attn"],
         "page": True,
-        **({"huggingface": "skein-toy"} if find_spec("transformers") else {}),
+        **({"huggingface": "toy()"} if find_spec("transformers") else {}),
     }

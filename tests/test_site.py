@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import skeinformer
-from skeinformer import distributed, nn
+from skeinformer import distributed
 from tests.lab.report.browsing import CHROMIUM, FLAGS, IN_BROWSER
 
 ROOT = Path(__file__).parent.parent
@@ -57,7 +57,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 
     shown = re.findall(r"^::: (\S+)", (DOCS / "api.md").read_text(), re.MULTILINE)
     last = {name.rpartition(".")[2] for name in shown}
-    for module in (skeinformer, nn, huggingface, distributed):
+    for module in (skeinformer, huggingface, distributed):
         assert {name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)} <= last, module
 
 

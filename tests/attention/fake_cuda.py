@@ -1,4 +1,4 @@
-"""Every method on tensors that say they are on CUDA and hold nothing: prints the methods that ran, or raises.
+"""Every method on tensors that are on CUDA by name and hold nothing: prints the methods that ran, or raises.
 
 Only without gradients: with them torch ends the process. Run as `python -m tests.attention.fake_cuda`.
 """
@@ -15,8 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from skeinformer import METHODS, build
-from skeinformer.attention.queries import query_rows
-from skeinformer.kernels.fused import attend_with_normalizer, row_gradients
+from skeinformer.kernels.fused import attend_backward, attend_with_lse, route
+
+SYNCHRONIZING = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "unique_dim", "_unique2")
+seen: list[str] = []  # fused kernels that were called
 
 
 class Unguarded(TorchFunctionMode):
@@ -56,14 +58,34 @@ class Unguarded(TorchFunctionMode):
 
 
 class OnDevice(TorchDispatchMode):
-    """Refuses a tensor with numbers that is made elsewhere."""
+    """Refuses tensors elsewhere, operations that the host waits for, and what a fused kernel cannot take."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in SYNCHRONIZING:
+            raise RuntimeError(f"{func} makes the host wait for the device")
+        if name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"):
+            seen.append(name)
+            check_kernel(name, *args[:3], args[3] if "efficient" in name else None)
         result = func(*args, **(kwargs or {}))
         for x in tree_leaves(result):
             if isinstance(x, Tensor) and x.device.type == "cpu":
                 raise RuntimeError(f"{func} makes a tensor on the CPU")
         return result
+
+
+def check_kernel(name: str, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> None:
+    """Raise unless a kernel of CUDA takes these: four dimensions, one width, dense rows, an aligned bias."""
+    assert query.dim() == keys.dim() == values.dim() == 4
+    assert query.shape[-1] == keys.shape[-1] == values.shape[-1]
+    assert query.shape[-1] % 8 == 0
+    assert all(x.stride(-1) == 1 for x in (query, keys, values))
+    assert ("flash" in name) == (query.dtype != torch.float32 and query.shape[-1] <= 256)
+    if bias is not None:
+        assert bias.shape == (*query.shape[:-1], keys.shape[-2])
+        assert bias.dtype == query.dtype
+        assert bias.stride(-1) == 1
+        assert all(stride % 8 == 0 for stride in bias.stride()[:-1])
 
 
 def inputs(n: int, n_k: int, p: int, p_v: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,23 +115,21 @@ def run(name: str) -> None:
 
 
 def kernels() -> None:
-    """The normalizers, and the gradients that are called by hand."""
-    for dtype in (torch.float16, torch.float32, torch.float64):
+    """The fused kernel with the logs of row sums, and its gradient."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         for p, weighted in ((64, True), (64, False), (256, True)):
             q, k, v = inputs(33, 50, p, 48, dtype)
             exact = torch.float64 if dtype == torch.float64 else torch.float32
             log_weight = torch.empty(2, 3, 50, device="cuda", dtype=exact) if weighted else None
-            output, normalizer = attend_with_normalizer(q, k, v, log_weight, 0.1)
+            seen.clear()
+            with OnDevice():
+                output, lse = attend_with_lse(q, k, v, log_weight, 0.1)
+                gradients = attend_backward(output, q, k, v, log_weight, output, lse, 0.1)
             assert output.shape == (2, 3, 33, 48)
-            assert (normalizer.shape, normalizer.dtype) == ((2, 3, 33), exact)
-            gradient = torch.empty(2, 3, 33, 48, device="cuda", dtype=exact)
-            d_key, d_value = row_gradients(q.to(exact), k, v, log_weight, gradient, 0.1)
-            assert (d_key.shape, d_value.shape) == (k.shape, v.shape)
-            u, mass = torch.empty(2, 3, 33, device="cuda"), torch.empty(2, 3, 50, device="cuda", dtype=exact)
-            asked = torch.zeros(2, 3, 20, device="cuda", dtype=torch.long)
-            rows = query_rows(q, k, output, output, asked[..., :4], u, asked, asked > 0, 32, 0.1)
-            d_key, d_value = rows.gradients(k, v, log_weight, mass, 0.1)
-            assert (d_key.dtype, d_value.dtype) == (exact, exact)
+            assert (lse.shape, lse.dtype) == ((2, 3, 33), exact)
+            assert [(x.shape, x.dtype) for x in gradients] == [(x.shape, exact) for x in (q, k, v)]
+            kernel = route("cuda", dtype, p, 48, weighted).kernel
+            assert seen == ([] if kernel == "scores" else [f"_scaled_dot_product_{kernel}_attention"])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from skeinformer import build
 from skeinformer.attention.base import Attention
-from skeinformer.attention.bigbird import NONE, draw_blocks
-from skeinformer.attention.block_sparse import Pattern, block_sparse_attention, cut
-from skeinformer.attention.selection import Selection
+from skeinformer.attention.block_sparse import block_sparse_attention, cut
+from skeinformer.attention.patterns import NO_BLOCK, draw_blocks
+from skeinformer.attention.rows import Rows
 from tests import reference_block_sparse as reference
 from tests.helpers import (
     copies,
@@ -134,7 +134,7 @@ def test_exact_where_the_pattern_covers_everything(case: str, masked: bool) -> N
 
 def test_a_block_listed_twice_counts_once() -> None:
     q, k, v = tensors(1, 2, 8)
-    grid = cut(q, None, 2)
+    pattern = cut(q, None, 2)
     once = torch.tensor([[0, 2, 3], [1, 0, 2], [2, 1, 3], [3, 0, 1]])[None, None]  # (1, 1, nb, k)
     twice = torch.cat([once, once.flip(-1), once[..., :1]], -1)
     dead = torch.ones_like(once, dtype=torch.bool)
@@ -142,7 +142,7 @@ def test_a_block_listed_twice_counts_once() -> None:
     scale = {"key_mask": None, "scale": SCALE}
 
     def attention(index: Tensor, live: Tensor) -> Tensor:
-        return block_sparse_attention(q, k, v, pattern=Pattern(grid, Selection(index, live)), **scale)
+        return block_sparse_attention(q, k, v, pattern=pattern._replace(blocks=Rows(index, live)), **scale)
 
     expected = attention(once, torch.ones_like(once, dtype=torch.bool))
     torch.testing.assert_close(attention(twice, torch.ones_like(twice, dtype=torch.bool)), expected)
@@ -214,11 +214,11 @@ def test_shifts_alternate_over_heads() -> None:
 
 def test_random_blocks_are_distinct_free_and_uniform() -> None:
     """Every free block is drawn equally often, within 4 standard errors; none that is taken, none twice."""
-    draws, count, taken = 4000, 9, [0, 3, 4, 5, 8, 8, NONE]
+    draws, count, taken = 4000, 9, [0, 3, 4, 5, 8, 8, NO_BLOCK]
     u = torch.rand(draws, 1, 1, 3, generator=generator())
     drawn = draw_blocks(u, torch.tensor(taken).expand(draws, 1, 1, -1), torch.full((draws, 1), count))
     assert drawn.live.all()
-    often = torch.nn.functional.one_hot(drawn.indices[:, 0, 0], count).sum(1)  # (draws, count)
+    often = torch.nn.functional.one_hot(drawn.index[:, 0, 0], count).sum(1)  # (draws, count)
     assert often.max() == 1
     assert often[:, [0, 3, 4, 5, 8]].sum() == 0
     share, free = 3 / 4, often[:, [1, 2, 6, 7]].double()
@@ -229,12 +229,12 @@ def test_random_blocks_are_distinct_free_and_uniform() -> None:
 
 @pytest.mark.parametrize(("count", "live"), [(0, 0), (1, 0), (5, 0), (6, 1), (7, 2), (8, 3), (20, 3)])
 def test_random_blocks_where_few_are_free(count: int, live: int) -> None:
-    taken = torch.tensor([c if c < count else NONE for c in (0, 1, 2, 3, 4)]).expand(50, 2, 4, -1)
+    taken = torch.tensor([c if c < count else NO_BLOCK for c in (0, 1, 2, 3, 4)]).expand(50, 2, 4, -1)
     drawn = draw_blocks(torch.rand(50, 2, 4, 3, generator=generator()), taken, torch.full((50, 1), count))
     assert (drawn.live.sum(-1) == live).all()
-    assert (drawn.indices[drawn.live] >= 5).all()
-    assert (drawn.indices >= 0).all()
-    assert (drawn.indices < max(1, count)).all()
+    assert (drawn.index[drawn.live] >= 5).all()
+    assert (drawn.index >= 0).all()
+    assert (drawn.index < max(1, count)).all()
 
 
 def test_bigbird_draws_for_each_head_and_block() -> None:
@@ -372,6 +372,5 @@ def test_a_key_mask_alone_is_both_masks(name: str) -> None:
     mask = random_mask(2, 40)
     module = build(name, head_dim=4, budget=8)
     noise = draw(module, q, k)
-    given = {} if noise is None else {"noise": noise}
-    alone, both = module(q, k, v, key_mask=mask, **given), module(q, k, v, key_mask=mask, query_mask=mask, **given)
-    assert torch.equal(alone, both)
+    one = module(q, k, v, key_mask=mask, noise=noise)
+    assert torch.equal(one, module(q, k, v, key_mask=mask, query_mask=mask, noise=noise))

@@ -3,192 +3,131 @@
 import itertools
 import math
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from skeinformer import SkeinNoise, build, cluster_attention, skein_attention
-from skeinformer.attention.certificate import BOUND, WIDER, bound_of_mean, estimate_error
-from skeinformer.attention.checks import alone, draw_checks, row_mass
-from skeinformer.attention.inputs import FOR_CHECKS, Passed, prepare, settle_noise
+from skeinformer import build, cluster_attention, skein_attention
+from skeinformer.attention.certificate import BOUND, WIDER, ExactRows, bound_of_mean, estimate_error
+from skeinformer.attention.check_rows import Checks, draw_checks, row_mass
+from skeinformer.attention.inputs import CHECK_SEED, prepare
+from skeinformer.distributed.world import ALONE
 from skeinformer.noise import from_seed
-from tests.helpers import DTYPES, copies, dense_exact, generator, lengths_mask, random_mask, relative_error, tensors
+from tests.helpers import (
+    DTYPES,
+    clear,
+    copies,
+    dense_exact,
+    generator,
+    lengths_mask,
+    random_mask,
+    relative_error,
+    tensors,
+)
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    f"{columns}-{row_norm}-{'reuse' if reuse else 'no_reuse'}": {
-        "columns": columns,
-        "row_norm": row_norm,
-        "reuse_pilots": reuse,
-    }
+SKETCHES: dict[str, Callable[..., Any]] = {
+    f"{columns}-{row_norm}-{'reuse' if reuse else 'no_reuse'}": partial(
+        skein_attention, columns=columns, row_norm=row_norm, reuse_pilots=reuse
+    )
     for columns, row_norm, reuse in itertools.product(
         ("importance", "uniform"), ("adaptive", "simple", "none"), (True, False)
     )
-}
-every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+} | {"cluster": cluster_attention}
+every_sketch = pytest.mark.parametrize("sketch", SKETCHES.values(), ids=SKETCHES)
 
 
-def noise_for(q: Tensor, k: Tensor, options: dict[str, Any], budget: int) -> SkeinNoise:
-    source = generator(1)
-    pilots = torch.rand(q.shape[:3], generator=source)
-    if options["row_norm"] == "none":
-        return SkeinNoise(pilots, torch.rand(*q.shape[:2], budget, generator=source, dtype=torch.float64))
-    return SkeinNoise(pilots, torch.rand(k.shape[:3], generator=source))
+def truth(q: Tensor, k: Tensor, v: Tensor, output: Tensor, masks: dict[str, Tensor | None]) -> Tensor:
+    expected = clear(dense_exact(q, k, v, masks.get("key_mask")), masks.get("query_mask"))
+    return relative_error(output, expected.expand_as(output))
 
 
-def truth(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, output: Tensor
-) -> Tensor:
-    expected = dense_exact(q, k, v, key_mask)
-    if query_mask is not None:
-        expected = expected.masked_fill(~query_mask[:, None, :, None], 0)
-    return relative_error(output, expected)
-
-
-@every_option
+@every_sketch
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("masked", [False, True])
-def test_asking_for_info_does_not_change_the_output(options: dict[str, Any], dtype: torch.dtype, masked: bool) -> None:
+def test_asking_for_info_does_not_change_the_output(sketch: Any, dtype: torch.dtype, masked: bool) -> None:
     q, k, v = tensors(2, 2, 30, dtype=dtype, peak=4)
     mask = random_mask(2, 30) if masked else None
-    noise = noise_for(q, k, options, 6)
-    arguments = {"key_mask": mask, "query_mask": mask, "budget": 6, "num_pilots": 5, "noise": noise, **options}
-    output = skein_attention(q, k, v, **arguments)
+    options: dict[str, Any] = {"key_mask": mask, "query_mask": mask, "budget": 6, "num_pilots": 5}
+    expected = sketch(q, k, v, generator=generator(1), **options)
     for num_checks in (1, 32):
-        again, info = skein_attention(q, k, v, return_info=True, num_checks=num_checks, **arguments)
-        assert torch.equal(output, again)
+        output, info = sketch(q, k, v, generator=generator(1), return_info=True, num_checks=num_checks, **options)
+        assert torch.equal(output, expected)
         assert not any(x.requires_grad for x in info)
 
 
-def test_asking_for_info_draws_no_other_numbers() -> None:
-    q, k, v = tensors(2, 2, 30)
-    output, _ = skein_attention(q, k, v, budget=6, generator=generator(3), return_info=True)
-    assert torch.equal(output, skein_attention(q, k, v, budget=6, generator=generator(3)))
-
-
-@every_option
+@every_sketch
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("num_pilots", [1, 6, 18, 50])
-def test_a_check_of_every_row_leaves_no_doubt(options: dict[str, Any], masked: bool, num_pilots: int) -> None:
-    """With as many checks as rows, the estimate is the error and its standard error 0."""
+@pytest.mark.parametrize(("num_pilots", "num_checks"), [(1, 20), (6, 14), (18, 20), (50, 1)])
+def test_a_check_of_every_row_leaves_no_doubt(sketch: Any, masked: bool, num_pilots: int, num_checks: int) -> None:
+    """With as many checks as rows that are no pilots, the estimate is the error and its standard error 0."""
     q, k, v = tensors(2, 2, 20, peak=6)
-    key_mask, query_mask = (random_mask(2, 20, seed=4), random_mask(2, 20, seed=5)) if masked else (None, None)
-    masks = {"key_mask": key_mask, "query_mask": query_mask}
-    output, info = skein_attention(
-        q,
-        k,
-        v,
-        budget=4,
-        num_pilots=num_pilots,
-        num_checks=20,
-        generator=generator(2),
-        return_info=True,
-        **masks,
-        **options,
-    )
-    expected = truth(q, k, v, key_mask, query_mask, output)
-    torch.testing.assert_close(info.error, expected, rtol=1e-9, atol=1e-9)
+    masks: dict[str, Any] = {}
+    if masked:
+        masks = {"key_mask": random_mask(2, 20, seed=4), "query_mask": random_mask(2, 20, seed=5)}
+    options: dict[str, Any] = {"budget": 4, "num_pilots": num_pilots, "num_checks": num_checks, "return_info": True}
+    output, info = sketch(q, k, v, generator=generator(2), **options, **masks)
+    if num_checks < 20 and (info.pilots == -1).all():
+        return  # without pilots there are other rows
+    torch.testing.assert_close(info.error, truth(q, k, v, output, masks), rtol=1e-9, atol=1e-9)
     assert (info.error_se == 0).all()
     assert torch.equal(info.error_upper, info.error)
 
 
-def test_as_many_checks_as_rows_that_are_not_pilots_leave_no_doubt() -> None:
-    q, k, v = tensors(2, 2, 20, peak=6)
-    output, info = skein_attention(
-        q, k, v, budget=4, num_pilots=8, num_checks=12, generator=generator(2), return_info=True
-    )
-    torch.testing.assert_close(info.error, truth(q, k, v, None, None, output), rtol=1e-9, atol=1e-9)
-    assert (info.error_se == 0).all()
-
-
-def test_more_pilots_than_rows_reused_leave_no_error() -> None:
-    q, k, v = tensors(2, 2, 20, peak=6)
-    _, info = skein_attention(q, k, v, budget=2, num_pilots=20, generator=generator(2), return_info=True)
-    assert (info.error == 0).all()
-    assert (info.error_se == 0).all()
-
-
-def test_exact_output_has_no_error() -> None:
+@pytest.mark.parametrize(("size", "factor"), [(60, 1), (3, 0)])
+@pytest.mark.parametrize("sketch", [skein_attention, cluster_attention])
+def test_exact_outputs_and_values_of_zero_have_no_error(sketch: Any, size: int, factor: int) -> None:
     q, k, v = tensors(2, 2, 60, peak=6)
-    _, info = skein_attention(q, k, v, budget=60, num_pilots=4, generator=generator(2), return_info=True)
+    _, info = sketch(q, k, factor * v, budget=size, num_pilots=4, generator=generator(2), return_info=True)
     assert info.error.max() < 1e-12
     assert info.error_se.max() < 1e-12
 
 
-@every_option
-def test_a_fully_padded_example_has_no_error(options: dict[str, Any]) -> None:
+@every_sketch
+def test_a_fully_padded_example_has_no_error(sketch: Any) -> None:
     q, k, v = tensors(4, 2, 20, peak=6)
     key_mask, query_mask = torch.ones(4, 20, dtype=torch.bool), torch.ones(4, 20, dtype=torch.bool)
     key_mask[[0, 2]] = False
     query_mask[[1, 2]] = False
     masks = {"key_mask": key_mask, "query_mask": query_mask}
-    _, info = skein_attention(q, k, v, budget=3, generator=generator(), return_info=True, **masks, **options)
+    _, info = sketch(q, k, v, budget=3, generator=generator(), return_info=True, **masks)
     assert (info.error[:3] == 0).all()
     assert (info.error_se[:3] == 0).all()
     assert (info.error[3] > 0).all()
     assert (info.error_se[3] >= 0).all()
 
 
-def test_values_of_zero_have_no_error() -> None:
-    q, k, v = tensors(1, 2, 40)
-    _, info = skein_attention(q, k, torch.zeros_like(v), budget=3, generator=generator(), return_info=True)
-    assert (info.error == 0).all()
-    assert (info.error_se == 0).all()
-
-
 def test_one_check_row_says_nothing_about_its_own_error() -> None:
     q, k, v = tensors(1, 2, 40)
-    _, info = skein_attention(q, k, v, budget=3, generator=generator(), return_info=True, num_checks=1)
-    assert info.error.isfinite().all()
-    assert (info.error_se == math.inf).all()
+    for num_checks in (1, 32):
+        _, info = skein_attention(q, k, v, budget=3, generator=generator(), return_info=True, num_checks=num_checks)
+        assert info.error.isfinite().all()
+        assert (info.error_upper > info.error).all()
+        assert (info.error_se == math.inf).all() == (info.error_upper == math.inf).all() == (num_checks == 1)
 
 
-@every_option
+@every_sketch
 @pytest.mark.parametrize("masked", [False, True])
-def test_unbiased_and_with_a_standard_error_of_the_right_size(options: dict[str, Any], masked: bool) -> None:
+def test_unbiased_and_with_a_standard_error_of_the_right_size(sketch: Any, masked: bool) -> None:
     """Over draws: the mean of error^2 is that of the truth within 4 standard errors; error_se is the spread."""
     draws, n = 800, 96
     q, k, v = (copies(x, draws).float() for x in tensors(1, 1, n, p=8, peak=3, seed=1))
-    mask = None
+    masks: dict[str, Any] = {}
     if masked:
         mask = lengths_mask([n], n + 16)[:, torch.randperm(n + 16, generator=generator(7))].expand(draws, -1)
-        real = mask[0].nonzero()[:, 0]
+        real, masks = mask[0].nonzero()[:, 0], {"key_mask": mask, "query_mask": mask}
         q, k, v = (torch.zeros(draws, 1, n + 16, 8).index_copy(2, real, x) for x in (q, k, v))
-    output, info = skein_attention(
-        q,
-        k,
-        v,
-        key_mask=mask,
-        query_mask=mask,
-        budget=16,
-        num_pilots=32,
-        num_checks=32,
-        generator=generator(4),
-        return_info=True,
-        **options,
-    )
-    one = slice(None, 1)
-    expected = dense_exact(q[one], k[one], v[one], None if mask is None else mask[one])
-    if mask is not None:
-        expected = expected.masked_fill(~mask[one, None, :, None], 0)
+    options: dict[str, Any] = {"budget": 16, "num_pilots": 32, "num_checks": 32, "return_info": True}
+    output, info = sketch(q, k, v, generator=generator(4), **options, **masks)
     error, error_se = info.error[:, 0].double(), info.error_se[:, 0].double()
-    true_error = relative_error(output, expected.expand_as(output))[:, 0]
+    true_error = truth(q[:1], k[:1], v[:1], output, {name: mask[:1] for name, mask in masks.items()})[:, 0]
     difference = error**2 - true_error**2
     assert difference.mean().abs() <= 4 * difference.std() / math.sqrt(draws)
     spread = (error - true_error).std()
     assert 0.6 <= error_se.square().mean().sqrt() / spread <= 1.6
-
-
-def test_check_rows_are_not_pilots() -> None:
-    """A pilot's own error is 0 when it is reused: counting it as a check would halve the estimate here."""
-    draws = 300
-    q, k, v = (copies(x, draws).float() for x in tensors(1, 1, 40, p=8, peak=4))
-    output, info = skein_attention(
-        q, k, v, budget=5, num_pilots=30, num_checks=32, generator=generator(1), return_info=True
-    )
-    expected = dense_exact(q[:1], k[:1], v[:1]).expand_as(output)
-    torch.testing.assert_close(info.error.double(), relative_error(output, expected), rtol=1e-4, atol=1e-6)
 
 
 def pretrained_ratio(n: int, layer: int, draws: int = 5) -> float:
@@ -221,28 +160,27 @@ def test_error_and_standard_error_are_those_of_a_loop(reuse_pilots: bool, num_ch
     """Rows by the inverse of their chance; leave out one check row after the other."""
     n, num_pilots = 24, 6
     q, k, v = (x.detach() for x in tensors(1, 1, n, peak=6))
-    noise = noise_for(q, k, {"row_norm": "adaptive"}, 4)
+    noise = tuple(torch.rand(1, 1, n, generator=generator(seed)) for seed in (1, 2))
     options = {"budget": 4, "num_pilots": num_pilots, "noise": noise, "reuse_pilots": reuse_pilots}
     output, info = skein_attention(q, k, v, num_checks=num_checks, return_info=True, **options)
     exact = dense_exact(q, k, v)
     pilots = info.pilots[0, 0].tolist()
     inputs, candidates = prepare(q, k, v), torch.ones(1, 1, n, dtype=torch.bool)
     candidates[..., pilots] = False
-    mass = row_mass(inputs, output, candidates, 0.5, alone(inputs))
-    numbers = from_seed((1, 1), FOR_CHECKS)(n)
-    checks = draw_checks(numbers, mass, num_checks)
-    rows, chance = checks.indices[0, 0].tolist(), checks.chance[0, 0].tolist()
+    mass = row_mass(inputs, output, candidates)
+    checks = draw_checks(ALONE, from_seed((1, 1), CHECK_SEED)(n), mass, num_checks, n)
+    rows, chance = checks.rows.index[0, 0].tolist(), checks.chance[0, 0].tolist()
     assert len(set(rows)) == num_checks
     assert not set(rows) & set(pilots)
     missed = (output - exact)[0, 0].square().sum(-1).tolist()
     norms = exact[0, 0].square().sum(-1).tolist()
 
-    def estimate(kept: list[int]) -> float:
-        weights = [1 / chance[i] for i in kept]
-        total = sum(w * missed[rows[i]] for w, i in zip(weights, kept, strict=True)) * num_checks / len(kept)
-        mean = sum(w * norms[rows[i]] for w, i in zip(weights, kept, strict=True)) / sum(weights)
-        known = sum(missed[j] for j in pilots), sum(norms[j] for j in pilots)
-        return math.sqrt((known[0] + total) / (known[1] + (n - num_pilots) * mean))
+    def estimate(some: list[int]) -> float:
+        weights = [1 / chance[i] for i in some]
+        total = sum(w * missed[rows[i]] for w, i in zip(weights, some, strict=True)) * num_checks / len(some)
+        mean = sum(w * norms[rows[i]] for w, i in zip(weights, some, strict=True)) / sum(weights)
+        of_pilots = sum(missed[j] for j in pilots), sum(norms[j] for j in pilots)
+        return math.sqrt((of_pilots[0] + total) / (of_pilots[1] + (n - num_pilots) * mean))
 
     everything = list(range(num_checks))
     without = [estimate([j for j in everything if j != i]) for i in everything]
@@ -275,9 +213,9 @@ def test_intervals_cover_where_the_error_is_uneven(attention: Any, kind: str) ->
     covered, bounded = [], []
     for seed in range(25):
         output, info = attention(q, k, v, budget=64, generator=generator(seed), return_info=True)
-        truth = relative_error(output, expected)
-        covered.append((info.error - truth).abs() <= 2 * info.error_se)
-        bounded.append(truth <= info.error_upper)
+        error = relative_error(output, expected)
+        covered.append((info.error - error).abs() <= 2 * info.error_se)
+        bounded.append(error <= info.error_upper)
     assert torch.stack(covered).double().mean() > 0.81
     assert torch.stack(bounded).double().mean() > 0.85
 
@@ -295,37 +233,26 @@ def test_one_odd_row_of_many_is_found() -> None:
     assert info.error_upper < 3 * truth
 
 
-def test_the_bound_is_above_the_estimate_and_infinite_where_one_row_stands_for_all() -> None:
-    q, k, v = tensors(1, 2, 40)
-    _, info = skein_attention(q, k, v, budget=3, generator=generator(), return_info=True)
-    assert (info.error_upper > info.error).all()
-    _, info = skein_attention(q, k, v, budget=3, generator=generator(), return_info=True, num_checks=1)
-    assert (info.error_upper == math.inf).all()
-
-
-def test_check_rows_do_not_depend_on_the_noise_that_is_given() -> None:
+def test_check_rows_do_not_depend_on_noise_that_is_an_argument() -> None:
     """The first numbers of seed 0 as noise: check rows by the same numbers would be those that the pilots leave."""
-    q, k, v = (x.detach() for x in tensors(1, 1, 400))
-    noise = from_seed((1, 1), 0)(400)
-    ours = settle_noise(
-        lambda q, k, rand: (rand(400),), prepare(q, k, v), Passed(q, k, v, None, None, (noise,), None, None)
-    )[1](400)
-    ranks, others = (x[0, 0].argsort().argsort().double() for x in (noise, ours))
-    assert abs(torch.corrcoef(torch.stack([ranks, others]))[0, 1]) < 0.2
+    u = torch.stack([from_seed((1, 1), seed)(400).flatten() for seed in (0, CHECK_SEED)])
+    assert abs(torch.corrcoef(u)[0, 1]) < 0.2
 
 
-def test_an_error_beyond_all_numbers_is_infinite_and_never_nan() -> None:
-    """Exact rows that are 0 where the output is not, all of them or all but one."""
-    q, k, v = (x.detach() for x in tensors(1, 1, 40))
-    inputs = prepare(q, k, v)
-    checks = draw_checks(torch.rand(1, 1, 40, generator=generator()), torch.full((1, 1, 40), 1 / 40), 4)
-    exact = torch.zeros(1, 1, 4, 4, dtype=torch.float64)
-    info = estimate_error(torch.ones_like(inputs.query), checks, exact, None)
-    assert info.error.item() == info.error_se.item() == info.error_upper.item() == math.inf
-    exact[..., 0, :] = 1
-    info = estimate_error(torch.ones_like(inputs.query), checks, exact, None)
-    assert info.error.isfinite().all()
+def some_checks() -> Checks:
+    """Four of forty rows, all of the same chance."""
+    return draw_checks(ALONE, torch.rand(1, 1, 40, generator=generator()), torch.full((1, 1, 40), 1 / 40), 4, 40)
+
+
+@pytest.mark.parametrize(("first", "others", "error"), [(0, 0, math.inf), (1, 0, None), (math.nan, math.nan, math.inf)])
+def test_an_error_beyond_all_numbers_is_infinite_and_never_nan(first: float, others: float, error: float) -> None:
+    """Exact rows that are 0 where the output is not, all of them or all but one, and such that are no numbers."""
+    checks, exact = some_checks(), torch.full((1, 1, 4, 4), float(others))
+    exact[..., 0, :] = first
+    rows = ExactRows(torch.ones(1, 1, 4, 4), exact, checks.rows.live)
+    info = estimate_error(rows, checks, None, torch.ones(1, 1, dtype=torch.bool))
     assert info.error_se.item() == info.error_upper.item() == math.inf
+    assert info.error.item() == error if error else info.error.isfinite().all()
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
@@ -345,13 +272,6 @@ def test_an_output_that_is_not_finite_has_an_infinite_error(method: str, where: 
         assert (x[lost] == math.inf).all()
         assert x[~lost].isfinite().all()
     assert bound_of_mean(info) == math.inf
-
-
-def test_exact_rows_that_are_not_finite_leave_no_finite_bound() -> None:
-    """Even where a method hides it."""
-    checks = draw_checks(torch.rand(1, 1, 40, generator=generator()), torch.full((1, 1, 40), 1 / 40), 4)
-    info = estimate_error(torch.ones(1, 1, 40, 4), checks, torch.full((1, 1, 4, 4), math.nan), None)
-    assert info.error.item() == info.error_se.item() == info.error_upper.item() == math.inf
 
 
 def test_padding_that_is_not_finite_is_no_error() -> None:

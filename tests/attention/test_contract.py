@@ -71,22 +71,15 @@ def test_shape_dtype_and_finite_gradients(name: str, dtype: torch.dtype, shape: 
 
 
 @every_variant
-def test_one_example_and_one_head(name: str) -> None:
-    """No dimension of size one is squeezed away."""
-    q, k, v = inputs_for(name, 1, 1, 6)
-    assert VARIANTS[name].build()(q, k, v, generator=generator()).shape == (1, 1, 6, HEAD_DIM)
-
-
-@every_variant
 def test_output_is_memory_of_its_own(name: str) -> None:
     """A caller may add to it in place, as to any layer's output."""
     q, k, v = map_inputs(torch.detach, inputs_for(name, 2, 2, 6))
-    kept = q.clone(), k.clone(), v.clone()
+    before = q.clone(), k.clone(), v.clone()
     module = VARIANTS[name].build()
     output = module(q, k, v, generator=generator())
     expected = output + 1
     assert torch.equal(output.add_(1), expected)
-    assert all(torch.equal(x, y) for x, y in zip((q, k, v), kept, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v), before, strict=True))
 
 
 @pytest.mark.parametrize("name", slow_but(sorted(set(VARIANTS) - WEIGHTS_MOVE), *METHODS))
@@ -166,8 +159,7 @@ def test_exact_at_full_budget(name: str, case: str, budget: int) -> None:
     if case == "logits_of_1e4":
         assert (q @ k.mT / 2).abs().max() > 1e4
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-11)
-    for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -248,14 +240,8 @@ def test_inputs_of_any_layout(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_table_says_what_is_random_and_what_is_exact(name: str) -> None:
-    """The facts that the table states about a method are those that these tests rely on."""
-    method = METHODS[name]
-    assert method.summary
-    assert method.paper
-    assert method.cost.startswith("O(")
-    assert method.exact in ("always", "in evaluation", "d >= m", "d >= 2 m", "no", "no, unbiased")
-    assert method.unbiased == (name in SKETCHED | WITHOUT_NORM)
+def test_the_table_names_the_methods_that_are_unbiased(name: str) -> None:
+    assert METHODS[name].unbiased == (name in SKETCHED | WITHOUT_NORM)
 
 
 @pytest.mark.parametrize("name", sorted(set(VARIANTS) - ROWS_SUM_TO_ONE_ON_AVERAGE - ROWS_ARE_LEARNED))
@@ -279,9 +265,16 @@ def test_any_length_at_the_budget_of_the_paper(name: str, n: int, masked: bool) 
     assert output.shape == (2, 2, n, 32)
     assert output.isfinite().all()
     inputs = (*{id(x): x for x in (q, k, v)}.values(), *module.parameters())
-    found = gradients(output, inputs)
-    assert all(gradient.isfinite().all() for gradient in found)
+    results = gradients(output, inputs)
+    assert all(gradient.isfinite().all() for gradient in results)
     if mask is not None:
         padding = ~mask[:, None, :, None]
         assert (output.masked_select(padding) == 0).all()
-        assert all((gradient.masked_select(padding) == 0).all() for gradient in found if gradient.dim() == 4)
+        assert all((gradient.masked_select(padding) == 0).all() for gradient in results if gradient.dim() == 4)
+
+
+def test_without_contents_there_are_still_shapes() -> None:
+    """On the meta device nothing is computed, and no autocast exists."""
+    q, k, v = (x.detach().to("meta") for x in tensors(2, 3, 9, p_v=5))
+    for name in ("vmean", "softmax", "linear_transformer"):
+        assert VARIANTS[name].build()(q, k, v).shape == (2, 3, 9, 5)

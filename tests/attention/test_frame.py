@@ -1,25 +1,29 @@
-"""The frame: a method is one file and one row; `certify` for all; options once; check rows decide nothing."""
+"""The frame of every attention: methods as frozen dataclasses, one certificate, functions, second derivatives."""
 
+import copy
 import inspect
-import pickle
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+import io
+from contextlib import redirect_stdout
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import skeinformer
 from skeinformer import METHODS, build, cluster_attention, skein_attention
-from skeinformer.attention.base import Attention, Trace, certificate
-from skeinformer.attention.cluster import Cluster
-from skeinformer.attention.inputs import Inputs, prepare
-from skeinformer.attention.run import run
-from skeinformer.attention.skein import Skeinformer
-from skeinformer.kernels.choice import NO_SECOND_DERIVATIVE, plain_forms
+from skeinformer.attention import Attention, Method
+from skeinformer.attention.base import run
+from skeinformer.attention.certificate import certify
+from skeinformer.attention.inputs import prepare
+from skeinformer.attention.operation import from_spec, spec_of
+from skeinformer.attention.sketch_method import SketchMethod
+from skeinformer.kernels.choice import NO_SECOND_DERIVATIVE
 from skeinformer.noise import from_generator
 from tests.helpers import (
-    EXACT,
     SHARED_QK,
     VARIANTS,
     dense_exact,
@@ -32,161 +36,176 @@ from tests.helpers import (
     tensors,
 )
 
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_certify_returns_what_a_call_returns_and_an_error(name: str) -> None:
-    inputs = inputs_for(name, 2, 2, 40)
-    module, mask = VARIANTS[name].build(budget=5, seed=3).eval(), random_mask(2, 40)
-    masks = masks_for(name, mask, mask)
-    output, info = module.certify(*inputs, **masks)
-    assert torch.equal(output, module(*inputs, **masks))
-    assert info.error.shape == info.error_se.shape == info.error_upper.shape == (2, 2)
-    assert info.error.isfinite().all()
-    again = module.certify(*inputs, **masks)[1]
-    assert torch.equal(info.error, again.error)  # with a seed the check rows are the same too
-    if name in EXACT and EXACT[name] == 0:
-        assert info.error.max() < 1e-6
+every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
-@pytest.mark.parametrize("name", ["vmean", "performer", "nystromformer", "linformer", "informer", "bigbird"])
-def test_the_estimate_without_pilots_is_the_error(name: str) -> None:
-    """The mean square over draws of check rows is that of all rows; here within four standard errors."""
-    q, k, v = (x.detach() for x in tensors(1, 2, 200, p=4))
-    module = VARIANTS[name].build(budget=16, max_len=200)
-    noise = draw(module, q, k)
-    squares = []
-    for seed in range(60):
-        torch.manual_seed(seed)
-        # noise from a generator, then the check rows from the same: the output differs, so noise is given by copies
-        output, info = module.certify(q, k, v, noise=noise) if noise is None else _with_checks(module, (q, k, v), noise)
-        squares.append(info.error.square())
-    truth = relative_error(output, dense_exact(q, k, v)).square()
-    found = torch.stack(squares)
-    spread = found.std(0) / len(squares) ** 0.5
-    assert ((found.mean(0) - truth).abs() < 4 * spread + 0.02 * truth).all()
+@every_variant
+def test_a_method_is_a_frozen_dataclass_of_its_options(name: str) -> None:
+    entry, options = METHODS[VARIANTS[name].method], VARIANTS[name].options
+    module = VARIANTS[name].build(budget=7, seed=3)
+    method = module.method
+    assert type(method) is entry.method
+    assert is_dataclass(method)
+    with pytest.raises(FrozenInstanceError):
+        method.budget = 8
+    names = {field.name for field in fields(method)}
+    if "sketch_options" not in names:  # a sketch has options of its own, which go into this field
+        assert names == set(entry.option_names())
+    assert module.method.budget == 7
+    for option, value in {**entry.options, **options}.items():
+        assert getattr(method, option) == value
+    assert not names & {"head_dim", "max_len", "seed", "scale", "group"}
+    assert method == copy.deepcopy(method)
+    assert hash(method) == hash(copy.deepcopy(method))
 
 
-def _with_checks(module: Attention, inputs: tuple[Tensor, ...], noise: Any) -> tuple[Tensor, Any]:
-    """`certify` with given noise and fresh check rows."""
-    prepared = prepare(*inputs)
-    output, trace = run(module.attend, prepared, noise)
-    rand = from_generator(tuple(inputs[0].shape[:2]))
-    return output, certificate(type(module), module.options, prepared, output, trace, rand, 32)
+@every_variant
+def test_a_method_survives_as_text(name: str) -> None:
+    """A graph holds it as a constant; its repr is the call that builds it."""
+    method = VARIANTS[name].build(budget=7).method
+    assert from_spec(spec_of(method)) == method
+    assert eval(repr(method), {type(method).__name__: type(method)}) == method
 
 
-@pytest.mark.parametrize("n", [64, 200])
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_draw_of_check_rows_is_independent_of_the_output(n: int, masked: bool) -> None:
-    """One output, many draws of check rows: the mean square of the estimate is that of this output, also where the
-    rows that made the metric of the clusters are most of all."""
-    q, k, v = (x.detach().float() for x in tensors(1, 2, n, p=16))
-    mask = random_mask(1, n, share=0.9) if masked else None
-    module = build("cluster", head_dim=16, budget=8)
-    prepared = prepare(q, k, v, mask, mask)
-    output, trace = run(module.attend, prepared, draw(module, q, k))
-    rand = from_generator((1, 2), generator=generator(3))
-    infos = [certificate(type(module), module.options, prepared, output, trace, rand, 16) for _ in range(100)]
-    expected = dense_exact(q, k, v, mask)
-    expected = expected if mask is None else expected.masked_fill(~mask[:, None, :, None], 0)
-    ratio = torch.stack([info.error for info in infos]).double().square() / relative_error(output, expected) ** 2
-    assert ((ratio.mean(0) - 1).abs() < 4 * ratio.std(0) / 100**0.5 + 0.02).all()
+def test_integers_of_numpy_survive_as_text() -> None:
+    method = build("cluster", head_dim=4, budget=np.int64(7)).method
+    assert from_spec(spec_of(method)) == method
 
 
-@pytest.mark.parametrize(("function", "kind"), [(skein_attention, Skeinformer), (cluster_attention, Cluster)])
-def test_function_and_module_share_their_options(function: Any, kind: type[Attention]) -> None:
+def test_build_is_short_to_read() -> None:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        help(build)
+    assert len(out.getvalue().splitlines()) < 40
+    assert max(map(len, out.getvalue().splitlines())) < 400
+    signature = inspect.signature(skeinformer.build)
+    assert len(signature.parameters) <= 9
+    assert next(iter(signature.parameters)) == "name"
+
+
+@pytest.mark.parametrize(("function", "name"), [(skein_attention, "skeinformer"), (cluster_attention, "cluster")])
+def test_function_and_module_share_their_options(function: Any, name: str) -> None:
     parameters = inspect.signature(function).parameters
-    for option, default in kind.Options._field_defaults.items():
-        assert parameters[option].default == default
-    assert function.__doc__
+    for field in fields(METHODS[name].method):
+        assert parameters[field.name].default == field.default
     q, k, v = tensors(1, 2, 30)
-    name = next(name for name, row in METHODS.items() if row.make is kind and not row.options)
     module = build(name, head_dim=4)
-    torch.testing.assert_close(
-        function(q, k, v, generator=generator(0)), module(q, k, v, generator=generator(0)), rtol=0, atol=0
-    )
-    for wrong in ("num_samples", "d"):
-        with pytest.raises(TypeError, match=f"{function.__name__} has no option '{wrong}'; did you mean 'budget'"):
-            function(q, k, v, **{wrong: 4})
-    with pytest.raises(TypeError, match=f"{function.__name__} has no option 'seed'"):
-        function(q, k, v, seed=4)
-    assert pickle.loads(pickle.dumps(function)) is function
+    assert torch.equal(function(q, k, v, generator=generator(0)), module(q, k, v, generator=generator(0)))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_samples'"):
+        function(q, k, v, num_samples=4)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [type("Empty", (kind,), {"__annotations__": {"budget": int}})(budget=4) for kind in (Method, SketchMethod)],
+)
+def test_a_method_without_mathematics_is_an_error(method: Method) -> None:
+    q, k, v = tensors(1, 1, 5)
+    with pytest.raises(TypeError, match="it does not define"):
+        Attention(method, head_dim=4)(q, k, v)
 
 
 @pytest.mark.parametrize(
     ("name", "size"),
     [("bigbird", "block_size"), ("longformer", "window"), ("sparse_transformer", "stride"), ("reformer", "chunk_size")],
 )
-def test_two_names_for_one_size_are_an_error(name: str, size: str) -> None:
+def test_two_options_for_one_size_are_an_error(name: str, size: str) -> None:
     with pytest.raises(ValueError, match=f"budget=8 and {size}=2 both set the size"):
         build(name, head_dim=4, budget=8, **{size: 2})
-    build(name, head_dim=4, **{size: 2})
+    assert build(name, head_dim=4, **{size: 2}).method.budget_in_force is None
+    assert build(name, head_dim=4, budget=8).method.budget_in_force == 8
 
 
-class ToyOptions(NamedTuple):
-    """The options of the toy."""
-
-    budget: int = 256
-    power: float = 1.0
-
-
-class Toy(Attention):
-    """The mean of the first d values, times a power: a method of one file."""
-
-    Options = ToyOptions
-
-    @staticmethod
-    def compute(inputs: Inputs, noise: None, options: ToyOptions) -> tuple[Tensor, Trace]:
-        mean = inputs.value[..., : options.budget, :].mean(-2, keepdim=True)
-        return options.power * mean.expand_as(inputs.query), Trace()
+def test_scale_and_seed_of_a_call_come_before_those_of_the_module() -> None:
+    q, k, v = tensors(1, 2, 30)
+    module = build("cluster", head_dim=4, budget=5, seed=1, scale=0.3)
+    expected = build("cluster", head_dim=4, budget=5, seed=2, scale=0.7).eval()(q, k, v)
+    for training in (False, True):
+        assert torch.equal(module.train(training)(q, k, v, seed=2, scale=0.7), expected)
 
 
-def test_a_method_of_one_file_works_in_the_frame() -> None:
-    q, k, v = tensors(2, 2, 9)
-    module = Toy(head_dim=4, budget=3, power=2.0)
-    torch.testing.assert_close(module(q, k, v), 2 * v[:, :, :3].mean(2, keepdim=True).expand_as(q))
-    assert module.certify(q, k, v)[1].error.shape == (2, 2)
-    assert repr(module) == "Toy(head_dim=4, budget=3, power=2.0)"
-    with pytest.raises(TypeError, match="Toy has no option 'powers'; did you mean 'power'"):
-        Toy(head_dim=4, powers=2.0)
+@every_variant
+@pytest.mark.parametrize("training", [False, True])
+def test_certify_returns_what_a_call_returns_and_an_error(name: str, training: bool) -> None:
+    inputs = inputs_for(name, 2, 2, 40)
+    module, mask = VARIANTS[name].build(budget=5, seed=3).train(training), random_mask(2, 40)
+    masks = masks_for(name, mask, mask)
+
+    def call(function: Any) -> Any:
+        return function(*inputs, **masks, **({"generator": generator(1)} if training else {}))
+
+    output, info = call(module.certify)
+    assert torch.equal(output, call(module))
+    assert info.error.shape == info.error_se.shape == info.error_upper.shape == (2, 2)
+    assert info.error.isfinite().all()
+    assert torch.equal(info.error, call(module.certify)[1].error)
+    if METHODS[VARIANTS[name].method].exact_from == 0 and not training:
+        assert info.error.max() < 1e-6
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_second_derivatives_are_right_or_an_error(name: str) -> None:
-    """Never zeros or a detached gradient without a word."""
-    inputs = tuple(x.requires_grad_() for x in dict.fromkeys(inputs_for(name, 1, 2, 30)))
-    module = VARIANTS[name].build(budget=5)
-    q, v = inputs[0], inputs[-1]
-    k = q if len(inputs) == 2 else inputs[1]
+@pytest.mark.parametrize(
+    "name", ["vmean", "performer", "nystromformer", "linformer", "informer", "bigbird", "cluster", "skeinformer"]
+)
+@pytest.mark.parametrize(("n", "masked"), [(64, False), (200, True)])
+def test_the_draw_of_check_rows_is_independent_of_the_output(name: str, n: int, masked: bool) -> None:
+    """One output, many draws of check rows: the mean square of the estimate is that of this output.
+
+    Within four standard errors; in the cluster sketch also where most of the rows make the metric of the clusters.
+    """
+    q, k, v = (x.detach() for x in tensors(1, 2, n))
+    mask = random_mask(1, n, share=0.9) if masked else None
+    module = VARIANTS[name].build(budget=8, max_len=200)
+    inputs = prepare(q, k, v, mask, mask)
+    output, trace = run(module.attend, inputs, draw(module, q, k))
+    rand = from_generator((1, 2), generator=generator(3))
+    errors = [certify(inputs, output, trace.pilots, rand, 16).error for _ in range(100)]
+    expected = dense_exact(q, k, v, mask)
+    expected = expected if mask is None else expected.masked_fill(~mask[:, None, :, None], 0)
+    ratio = torch.stack(errors).square() / relative_error(output, expected) ** 2
+    assert ((ratio.mean(0) - 1).abs() < 4 * ratio.std(0) / 100**0.5 + 0.02).all()
+
+
+def second_derivative(penalty: Any, x: Tensor) -> None:
+    """Assert that the second derivative along a random direction is the difference quotient of the first."""
+    (second,) = torch.autograd.grad(penalty(x), x)
+    step, direction = 1e-6, torch.randn(x.shape, generator=generator(4), dtype=x.dtype)
+    moved = [penalty((x + sign * step * direction).detach().requires_grad_()).item() for sign in (1, -1)]
+    assert float((second * direction).sum()) == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-4, abs=1e-5)
+
+
+@every_variant
+@pytest.mark.parametrize("which", ["query", "value"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_second_derivatives_are_right_or_an_error(name: str, which: str, masked: bool) -> None:
+    """Never zeros or a detached gradient without a word; of the query also where it is the key."""
+    q, k, v = inputs_for(name, 1, 2, 30)
+    module, mask = VARIANTS[name].build(budget=5), random_mask(1, 30)
+    masks = masks_for(name, mask, mask) if masked else {}
     noise = draw(module, q, k)
 
-    def penalty(value: Tensor) -> Tensor:
-        output = module(q, k, value, noise=noise)
-        (first,) = torch.autograd.grad(output.square().sum(), value, create_graph=True)
-        return first.square().sum()
+    def penalty(x: Tensor) -> Tensor:
+        query = x if which == "query" else q
+        inputs = query, query if name in SHARED_QK else k, x if which == "value" else v
+        (first,) = torch.autograd.grad(
+            module(*inputs, noise=noise, **masks).square().sum(), x, create_graph=True, materialize_grads=True
+        )
+        return first.square().sum() + 0 * x.sum()
 
-    second, refused = None, ""
+    refused = ""
     try:
-        (second,) = torch.autograd.grad(penalty(v), v)
+        second_derivative(penalty, q if which == "query" else v)
     except RuntimeError as error:
         refused = str(error)
-    if second is None:
-        assert refused == NO_SECOND_DERIVATIVE
-        assert "create_graph=False" in refused
-        assert "method='softmax'" in refused
-        assert "sdpa_kernel(torch.nn.attention.SDPBackend.MATH)" in refused
-        return
-    step = 1e-5
-    direction = torch.randn(v.shape, generator=generator(4), dtype=v.dtype)
-    moved = [float(penalty((v + sign * step * direction).detach().requires_grad_())) for sign in (1, -1)]
-    expected = (moved[0] - moved[1]) / (2 * step)
-    assert float((second * direction).sum()) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert refused in ("", NO_SECOND_DERIVATIVE)
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_what_the_error_of_second_derivatives_says_works(masked: bool) -> None:
-    q, k, v = (x.detach() for x in inputs_for("softmax", 1, 2, 30))
+def test_the_advice_for_second_derivatives_works(masked: bool) -> None:
+    for word in ("create_graph=False", "method='softmax'", "sdpa_kernel(torch.nn.attention.SDPBackend.MATH)"):
+        assert word in NO_SECOND_DERIVATIVE
+    q, k, v = tensors(1, 2, 30)
     mask = random_mask(1, 30) if masked else None
-    module = build("softmax", head_dim=q.shape[-1])
+    module = build("softmax", head_dim=4)
 
     def penalty(query: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
@@ -194,34 +213,4 @@ def test_what_the_error_of_second_derivatives_says_works(masked: bool) -> None:
         (first,) = torch.autograd.grad(output.square().sum(), query, create_graph=True)
         return first.square().sum()
 
-    query = q.clone().requires_grad_()
-    (second,) = torch.autograd.grad(penalty(query), query)
-    step, direction = 1e-6, torch.randn(q.shape, generator=generator(4), dtype=q.dtype)
-    moved = [penalty((q + sign * step * direction).requires_grad_()).item() for sign in (1, -1)]
-    assert float((second * direction).sum()) == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-5)
-
-
-@pytest.mark.parametrize("name", sorted(SHARED_QK))
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-def test_second_derivatives_of_shared_queries_are_right_or_an_error(name: str, plain: bool, masked: bool) -> None:
-    """With respect to what is query and key at once, in both forms."""
-    q, _, v = (x.detach() for x in inputs_for(name, 1, 2, 30))
-    module, mask = VARIANTS[name].build(budget=5), random_mask(1, 30) if masked else None
-    noise = draw(module, q, q)
-
-    def penalty(query: Tensor) -> Tensor:
-        output = module(query, query, v, noise=noise, **masks_for(name, mask, mask))
-        (first,) = torch.autograd.grad(output.square().sum(), query, create_graph=True)
-        return first.square().sum()
-
-    query = q.clone().requires_grad_()
-    with plain_forms() if plain else nullcontext():
-        if not plain:
-            with pytest.raises(RuntimeError, match="no second derivative"):
-                penalty(query)
-            return
-        (second,) = torch.autograd.grad(penalty(query), query)
-        step, direction = 1e-6, torch.randn(q.shape, generator=generator(4), dtype=q.dtype)
-        moved = [penalty((q + sign * step * direction).requires_grad_()).item() for sign in (1, -1)]
-    assert float((second * direction).sum()) == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-5)
+    second_derivative(penalty, q)

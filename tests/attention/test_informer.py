@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from skeinformer import build
-from skeinformer.attention.informer import Informer, measure_sparsity
-from skeinformer.kernels import drawn_keys
-from skeinformer.kernels.choice import plain_forms
-from skeinformer.kernels.drawn_keys import _draw_keys_32, as_bits, draw_keys
+from skeinformer.attention import Attention, informer
+from skeinformer.attention.informer import Informer, _draw_keys_32, as_bits, draw_keys
 from skeinformer.noise import from_generator, from_seed
 from tests.helpers import draw, exact, generator, gradients, lengths_mask, over_heads, random_mask, tensors
 from tests.reference_informer import MEASURES, prob_sparse
@@ -25,11 +23,14 @@ MASKS = {
 both = pytest.mark.parametrize("name", ["informer", "informer_mask"])
 
 
-def make(name: str, budget: int = 3, head_dim: int = 4, **options: Any) -> Informer:
+def make(name: str, budget: int = 3, head_dim: int = 4, **options: Any) -> Attention:
     # a factor takes the place of the budget
-    module = build(name, head_dim=head_dim, budget=None if options.get("factor") is not None else budget, **options)
-    assert isinstance(module, Informer)
-    return module
+    return build(name, head_dim=head_dim, budget=None if options.get("factor") is not None else budget, **options)
+
+
+def measure_sparsity(module: Attention, q: Tensor, k: Tensor, key_mask: Tensor | None, u: Tensor) -> Tensor:
+    assert isinstance(module.method, Informer)
+    return module.method.measure_sparsity(q, k, key_mask, u, 0.5)
 
 
 def size(n: int, budget: int, factor: float | None) -> int:
@@ -49,7 +50,7 @@ def samples(u: Tensor, real: list[int], count: int) -> list[list[int]]:
 @pytest.mark.parametrize("sparsity", list(MEASURES))
 @pytest.mark.parametrize("factor", [None, 1.3])
 def test_is_the_transcription(name: str, case: str, sparsity: str, factor: float | None) -> None:
-    """Values and gradients, given the draws; `informer` counts and draws padding too, `informer_mask` does not."""
+    """Values and gradients for the same draws; `informer` counts and draws padding too, `informer_mask` does not."""
     key_mask, query_mask = MASKS[case]
     q, k, v = tensors(2, 2, 7, 9, p_v=5, peak=4)
     module = make(name, sparsity=sparsity, factor=factor)
@@ -101,20 +102,20 @@ def test_adding_a_vector_to_all_keys_changes_no_selection(sparsity: str, masked:
     module = make("informer_mask", budget=4, sparsity=sparsity)
     (u,) = draw(module, q, k)
     key_mask = None if mask is None else mask[:, None]
-    before = measure_sparsity(q, k, key_mask, u, module.options, 0.5)
-    after = measure_sparsity(q, k + torch.tensor([3.0, -2, 5, 1]), key_mask, u, module.options, 0.5)
+    before = measure_sparsity(module, q, k, key_mask, u)
+    after = measure_sparsity(module, q, k + torch.tensor([3.0, -2, 5, 1]), key_mask, u)
     torch.testing.assert_close(before, after, rtol=1e-10, atol=1e-10)
     assert before.std() > 0.1
 
 
 @pytest.mark.parametrize("sparsity", list(MEASURES))
-def test_few_keys_are_all_asked_once(sparsity: str) -> None:
+def test_few_keys_are_all_drawn_once(sparsity: str) -> None:
     """With U at least the number of real keys M is that of the whole row, and no number matters."""
     q, k, _ = (x.detach() for x in tensors(2, 2, 20, 9))
     mask = lengths_mask([5, 3], 9)
     module = make("informer_mask", budget=5, sparsity=sparsity)
     u = torch.rand(2, 2, 20, generator=generator())
-    M = measure_sparsity(q, k, mask[:, None], u, module.options, 0.5)
+    M = measure_sparsity(module, q, k, mask[:, None], u)
     expected = [
         [[MEASURES[sparsity](q[i, j, t], list(k[i, j, :m]), 0.5) for t in range(20)] for j in range(2)]
         for i, m in enumerate((5, 3))
@@ -129,7 +130,7 @@ def test_padding_takes_part_in_the_selection_only_where_the_mask_is_ignored(name
     q, k = torch.ones(1, 1, 50, 4), -torch.ones(1, 1, 50, 4).where(mask[:, None, :, None], 0)
     module = make(name, budget=8)
     u = torch.rand(1, 1, 50, generator=generator(1))
-    M = measure_sparsity(q, k, mask[:, None] if name == "informer_mask" else None, u, module.options, 0.5)
+    M = measure_sparsity(module, q, k, mask[:, None] if name == "informer_mask" else None, u)
     mixed = [len({j < 25 for j in keys}) == 2 for keys in samples(u[0, 0], list(range(50)), 8)]
     assert sum(mixed) > 40
     expected = torch.tensor(mixed) if name == "informer" else torch.zeros(50, dtype=torch.bool)
@@ -184,10 +185,11 @@ def test_heads_in_parts_measure_the_same(
     mask = lengths_mask([30, 11, 5, 0], 30)[:, None] if masked else None
     module = make("informer_mask", budget=9, sparsity=sparsity)
     u = torch.rand(4, 2, 40, generator=generator())
-    monkeypatch.setattr(drawn_keys, "SCORES", scores)
-    by_head = measure_sparsity(q, k, mask, u, module.options, 0.5)
-    with plain_forms():
-        expected = measure_sparsity(q, k, mask, u, module.options, 0.5)
+    monkeypatch.setattr(informer, "SCORES", scores)
+    by_head = measure_sparsity(module, q, k, mask, u)
+    with monkeypatch.context() as patch:
+        patch.setattr(informer, "is_eager_cpu", lambda x: False)
+        expected = measure_sparsity(module, q, k, mask, u)
     torch.testing.assert_close(by_head, expected, rtol=1e-12, atol=1e-12)
 
 

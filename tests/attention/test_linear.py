@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skeinformer import build
 from skeinformer.attention import Attention
-from skeinformer.attention.linear import PerformerNoise, log_elu_plus_one, orthogonal_features
+from skeinformer.attention.linear import PerformerModule, log_elu_plus_one, orthogonal_features
 from skeinformer.noise import from_generator, from_seed, normal
 from tests import reference_linear as reference
 from tests.helpers import (
@@ -35,7 +35,7 @@ MASKS = {
 every_mask = pytest.mark.parametrize("case", MASKS)
 
 
-def features_of(noise: PerformerNoise) -> Tensor:
+def features_of(noise: tuple[Tensor, Tensor]) -> Tensor:
     """W, (b, h, m, p), by the transcription."""
     directions, lengths = (normal(u.double()) for u in noise)
     b, h = lengths.shape[:2]
@@ -102,9 +102,9 @@ def test_log_of_elu_plus_one() -> None:
     torch.testing.assert_close(gradient, 1 / (1 + x.detach().clamp(min=0)))
 
 
-def performer_noise(b: int, h: int, m: int, p: int, seed: int = 0) -> PerformerNoise:
+def performer_noise(b: int, h: int, m: int, p: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     rand = from_generator((b, h), generator=generator(seed))
-    return PerformerNoise(rand(math.ceil(m / p), p, p), rand(m, p))
+    return rand(math.ceil(m / p), p, p), rand(m, p)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -114,7 +114,7 @@ def test_features_are_orthogonal_in_blocks_and_have_their_lengths(dtype: torch.d
     assert W.shape == (3, 2, 13, 5)
     assert not W.requires_grad
     tolerance = 50 * torch.finfo(dtype).eps
-    lengths = normal(noise.lengths.to(dtype)).norm(dim=-1)
+    lengths = normal(noise[1].to(dtype)).norm(dim=-1)
     torch.testing.assert_close(W.norm(dim=-1), lengths, rtol=tolerance, atol=0)
     units = W / lengths[..., None]
     for start in (0, 5, 10):
@@ -163,7 +163,7 @@ def test_orthogonal_features_have_less_variance_than_independent_ones() -> None:
     noise = performer_noise(draws, 1, p, p, seed=2)
     q, k = 0.5 * torch.randn(2, p, generator=generator(1), dtype=torch.float64)
     orthogonal = kernel_estimates(q, k, orthogonal_features(noise, torch.float64)[:, 0], 1.0)
-    independent = kernel_estimates(q, k, normal(noise.lengths.double())[:, 0], 1.0)
+    independent = kernel_estimates(q, k, normal(noise[1].double())[:, 0], 1.0)
     squares = [(estimate - torch.exp(q @ k)).square() for estimate in (orthogonal, independent)]
     standard_error = math.hypot(*(float(x.std()) / math.sqrt(draws) for x in squares))
     assert squares[1].mean() - squares[0].mean() > 4 * standard_error
@@ -189,8 +189,8 @@ def test_budget_is_the_number_of_features() -> None:
     for options, m in (({"budget": 6}, 6), ({}, 256)):
         module = build("performer", head_dim=4, **options)
         noise = draw(module, q, k)
-        assert noise.lengths.shape == (1, 1, m, 4)
-        assert noise.directions.shape == (1, 1, math.ceil(m / 4), 4, 4)
+        assert noise[1].shape == (1, 1, m, 4)
+        assert noise[0].shape == (1, 1, math.ceil(m / 4), 4, 4)
     with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
         build("performer", head_dim=4, budget=0)
 
@@ -201,14 +201,19 @@ def test_scale_has_a_root(scale: float) -> None:
         build("performer", head_dim=4, scale=scale)
 
 
+def test_scale_of_a_call_has_a_root() -> None:
+    with pytest.raises(ValueError, match=r"scale must be positive, got -1"):
+        build("performer", head_dim=4)(*tensors(1, 1, 5), scale=-1.0)
+
+
 def test_a_seed_gives_features_per_head_shared_by_all_examples() -> None:
     """The features of a seed are orthogonalized once; it is the same as doing it for every example."""
     rand = from_seed((5, 3), 7)
-    noise = PerformerNoise(rand(2, 4, 4), rand(6, 4))
+    noise = (rand(2, 4, 4), rand(6, 4))
     W = orthogonal_features(noise, torch.float32)
     assert W.shape == (5, 3, 6, 4)
     assert W.stride(0) == 0
-    each = orthogonal_features(PerformerNoise(*(u.contiguous() for u in noise)), torch.float32)
+    each = orthogonal_features(tuple(u.contiguous() for u in noise), torch.float32)
     torch.testing.assert_close(W, each, rtol=1e-6, atol=1e-6)
     assert not torch.allclose(W[0, 0], W[0, 1])
 
@@ -291,6 +296,7 @@ def test_redraw_on_request(seed: int | None) -> None:
     """With redraw=False the features stay, in training and evaluation, through a state_dict, until they are redrawn."""
     q, k, v = tensors(2, 3, 9)
     module = build("performer", head_dim=4, budget=5, redraw=False, seed=seed).train()
+    assert isinstance(module, PerformerModule)
     first = module(q, k, v)
     assert torch.equal(first, module(q, k, v))
     assert torch.equal(first, module.eval()(q, k, v))
@@ -306,6 +312,7 @@ def test_redraw_on_request(seed: int | None) -> None:
 
 def test_features_drawn_at_every_call_have_no_state() -> None:
     module = build("performer", head_dim=4, budget=5)
+    assert isinstance(module, PerformerModule)
     assert not module.state_dict()
     with pytest.raises(ValueError, match="build with redraw=False to keep them"):
         module.redraw_features()

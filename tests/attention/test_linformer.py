@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from skeinformer import build
-from skeinformer.attention.linformer import Linformer
+from skeinformer.attention.linformer import LinformerModule
 from tests.helpers import copies, draw, exact, generator, gradients, lengths_mask, over_heads, random_mask, tensors
 from tests.reference_linformer import linformer
 
@@ -20,9 +20,9 @@ MASKS = {
 }
 
 
-def make(max_len: int = 12, budget: int = 5, **options: Any) -> Linformer:
+def make(max_len: int = 12, budget: int = 5, **options: Any) -> LinformerModule:
     module = build("linformer", head_dim=4, max_len=max_len, budget=budget, **options)
-    assert isinstance(module, Linformer)
+    assert isinstance(module, LinformerModule)
     return module.double()
 
 
@@ -50,13 +50,13 @@ def test_is_the_transcription(case: str, share_kv: bool, scale: float | None) ->
     torch.testing.assert_close(output, expected, rtol=1e-11, atol=1e-12)
     inputs = (q, k, v, *module.parameters())
     assert len(inputs) == (4 if share_kv else 5)
-    found = gradients(output, inputs)
-    for ours, theirs in zip(found, gradients(expected, inputs), strict=True):
+    actual = gradients(output, inputs)
+    for ours, theirs in zip(actual, gradients(expected, inputs), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-    assert all((x[9:] == 0).all() for x in found[3:])  # positions that the sequence does not reach
+    assert all((x[9:] == 0).all() for x in actual[3:])  # positions that the sequence does not reach
 
 
-def identity(n: int) -> Linformer:
+def identity(n: int) -> LinformerModule:
     module = make(max_len=n, budget=n)
     with torch.no_grad():
         module.key_projection.copy_(torch.eye(n))
@@ -142,7 +142,7 @@ def test_half_precision_sums_do_not_overflow(dtype: torch.dtype, parameters: tor
     k = (1e4 * k.detach()).requires_grad_()
     torch.manual_seed(0)
     module = build("linformer", head_dim=4, max_len=2000, budget=8).to(parameters)
-    assert isinstance(module, Linformer)
+    assert isinstance(module, LinformerModule)
     assert (module.key_projection.double().mT @ k.double()).abs().max() > torch.finfo(torch.float16).max
     output = module(q, k, v)
     assert output.dtype == dtype

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skeinformer import build
 from skeinformer.attention.nystrom import iterative_pinv, landmark_scores, segment
+from skeinformer.sketch.base import scatter_sum
 from tests import reference_nystrom as reference
 from tests.helpers import (
     DTYPES,
@@ -62,18 +63,19 @@ def test_values_and_gradients(case: str, num_landmarks: int, iterations: int, sc
 @pytest.mark.parametrize("size", [1, 3, 12, 20])
 def test_segments_are_as_equal_as_can_be(n: int, size: int) -> None:
     x = torch.randn(1, 1, n, 2, generator=generator())
-    segments = segment(x, None, size)
-    index = segments.of_token[0, 0, :, 0]
+    at, weight, live, own = segment(x, None, size)
+    index = at[0, 0, :, 0]
     assert index.tolist() == sorted(index.tolist())
     counts = torch.bincount(index, minlength=size)
     assert len(counts) == size
-    assert torch.equal(counts > 0, segments.live[0, 0])
+    assert torch.equal(counts > 0, live[0, 0])
     assert counts.max() - counts.min() <= 1
     assert int((counts > 0).sum()) == min(n, size)
-    assert bool(segments.whole) == (n <= size)
+    assert bool(own) == (n <= size)
+    means = scatter_sum(x, at, weight, size)[0, 0]
     for c in range(size):
         mean = x[0, 0, index == c].mean(0) if counts[c] else torch.zeros(2)
-        torch.testing.assert_close(segments.means(x)[0, 0, c], mean)
+        torch.testing.assert_close(means[c], mean)
 
 
 def test_segments_are_of_real_tokens() -> None:
@@ -85,8 +87,9 @@ def test_segments_are_of_real_tokens() -> None:
     mask[..., at] = True
     for size in (1, 4, 10, 15):
         short, long = segment(x, None, size), segment(longer, mask, size)
-        assert torch.equal(short.live, long.live)
-        torch.testing.assert_close(long.means(longer), short.means(x), rtol=1e-14, atol=1e-14)
+        assert torch.equal(short[2], long[2])
+        means, expected = scatter_sum(longer, *long[:2], size), scatter_sum(x, *short[:2], size)
+        torch.testing.assert_close(means, expected, rtol=1e-14, atol=1e-14)
 
 
 def test_pseudo_inverse_converges_to_the_pseudo_inverse() -> None:
@@ -153,8 +156,7 @@ def test_exact_where_an_example_has_no_more_keys_than_landmarks(dtype: torch.dty
 def test_exact_at_full_size_with_an_exact_inverse() -> None:
     """What the shortcut stands for: with as many landmarks as tokens F A^+ B V is softmax attention."""
     q, k, v = (x.detach() for x in tensors(2, 2, 10, peak=4))
-    whole = segment(k, None, 10)
-    A = landmark_scores(whole.means(q), whole.means(k), whole.live, whole.live, 0.5)
+    A = landmark_scores(q, k, *[torch.ones(1, 1, 10, dtype=torch.bool)] * 2, 0.5)
     F = (q @ k.mT / 2).softmax(-1)
     torch.testing.assert_close(F @ iterative_pinv(A, 40) @ F @ v, exact(q, k, v), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(build("nystromformer", head_dim=4, budget=10)(q, k, v), exact(q, k, v))

@@ -103,14 +103,8 @@ def test_place_of_padding_changes_nothing(name: str) -> None:
 
     query_mask, key_mask = torch.zeros(2, n, dtype=torch.bool), torch.zeros(2, n_k, dtype=torch.bool)
     query_mask[:, query_at], key_mask[:, key_at] = True, True
-    output = module(
-        moved_query,
-        moved_key,
-        move(v, 2, key_at, n_k),
-        query_mask=query_mask,
-        key_mask=key_mask,
-        noise=moved_noise,
-    )
+    masks = {"key_mask": key_mask, "query_mask": query_mask}
+    output = module(moved_query, moved_key, move(v, 2, key_at, n_k), noise=moved_noise, **masks)
     torch.testing.assert_close(output[:, :, query_at], module(q, k, v, noise=noise), rtol=1e-11, atol=1e-12)
 
 

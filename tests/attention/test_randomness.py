@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from skeinformer import skein_attention
-from skeinformer.attention.selection import sample_without_replacement, uniform_rows
-from skeinformer.noise import from_generator, from_seed
+from skeinformer import build, skein_attention
+from skeinformer.attention import SkeinNoise
 from tests import reference
 from tests.helpers import (
     DETERMINISTIC,
@@ -23,7 +22,6 @@ from tests.helpers import (
     inputs_for,
     lengths_mask,
     map_inputs,
-    random_mask,
     tensors,
 )
 
@@ -35,10 +33,21 @@ every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
 @every_variant
-def test_same_generator_same_result(name: str) -> None:
+def test_a_call_is_a_function_of_its_generator(name: str) -> None:
+    """Noise that is sampled by hand is what a call draws."""
     q, k, v = inputs_for(name, 2, 2, 9)
-    module = VARIANTS[name].build()
-    assert torch.equal(module(q, k, v, generator=generator(1)), module(q, k, v, generator=generator(1)))
+    module = VARIANTS[name].build(budget=3)
+    expected = module(q, k, v, generator=generator(1))
+    assert torch.equal(module(q, k, v, generator=generator(1)), expected)
+    assert torch.equal(module(q, k, v, noise=module.sample_noise(q, k, generator=generator(1))), expected)
+
+
+def test_noise_at_the_ends_of_the_interval_is_still_exact_at_full_size() -> None:
+    q, k, v = tensors(2, 2, 9)
+    expected = build("softmax", head_dim=4)(q, k, v)
+    for end in (0.0, 1.0):
+        noise = SkeinNoise(*(torch.full((2, 2, 9), end) for _ in range(2)))
+        torch.testing.assert_close(skein_attention(q, k, v, budget=9, num_pilots=2, noise=noise), expected)
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -60,30 +69,26 @@ def test_a_deterministic_method_does_not_ask_for_numbers(name: str) -> None:
     module = VARIANTS[name].build()
     assert torch.equal(module(q, k, v, generator=source), module(q, k, v))
     assert torch.equal(source.get_state(), before)
-    assert draw(module, q, k) is None
+    assert draw(module, q, k) == ()
 
 
 @every_variant
-def test_global_state_is_untouched_when_randomness_is_given(name: str) -> None:
-    q, k, v = inputs_for(name, 2, 2, 9)
-    module = VARIANTS[name].build(seed=4)
-    noise = draw(module, q, k)
-    before = torch.get_rng_state()
-    module(q, k, v, generator=generator(1))
-    module(q, k, v, noise=noise)
-    module.eval()(q, k, v)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@every_variant
-def test_global_state_is_the_source_when_nothing_is_given(name: str) -> None:
+def test_the_global_state_is_the_source_of_calls_without_another(name: str) -> None:
+    """It is neither seeded again nor used where noise, a generator or a seed is there."""
     q, k, v = inputs_for(name, 2, 2, 9)
     module = VARIANTS[name].build(budget=3)
     torch.manual_seed(5)
     first, second = module(q, k, v), module(q, k, v)
     torch.manual_seed(5)
     assert torch.equal(module(q, k, v), first)
+    assert torch.equal(module(q, k, v), second)
     assert torch.equal(first, second) == (name in DETERMINISTIC)
+    noise, before = draw(module, q, k), torch.get_rng_state()
+    module(q, k, v, generator=generator(1))
+    module(q, k, v, noise=noise)
+    module(q, k, v, seed=3)
+    VARIANTS[name].build(seed=4).eval()(q, k, v)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @every_variant
@@ -114,25 +119,22 @@ def test_seed_makes_right_padding_harmless(name: str) -> None:
 
 def test_seed_makes_right_padding_harmless_at_length() -> None:
     """Of 2000 uniform candidates in 300 heads the same 64 are chosen at every padded length: no two rank equal."""
-    module = VARIANTS["skeinformer-uniform-reuse"].build(budget=64)
+    x = torch.randn(1, 300, 2000, 1, generator=generator())
+    module = build("skeinformer", head_dim=1, budget=64, columns="uniform", seed=48).eval()
     chosen = []
     for n in (2000, 3000):
-        rows = torch.empty(1, 300, n, 1)
-        noise = module.draw_noise(rows, rows, from_seed((1, 300), 48))
-        assert noise is not None
-        mask = lengths_mask([2000], n)[:, None]
-        log_probability = torch.zeros(n).where(mask, -torch.inf)
-        columns = sample_without_replacement(log_probability, noise[1], 64)
-        chosen.append((uniform_rows(noise[0], mask, 64).indices.sort().values, columns.indices.sort().values))
-    assert torch.equal(chosen[0][0], chosen[1][0])
-    assert torch.equal(chosen[0][1], chosen[1][1])
+        mask, padded = lengths_mask([2000], n), torch.nn.functional.pad(x, (0, 0, 0, n - 2000))
+        _, info = module.certify(padded, padded, padded, key_mask=mask, query_mask=mask, num_checks=1)
+        chosen.append([index.sort().values for index in (info.pilots, info.columns)])
+    assert all(map(torch.equal, *chosen))
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_seed_leaves_training_random(name: str) -> None:
+def test_training_is_random_but_for_the_seed_of_a_call(name: str) -> None:
     q, k, v = inputs_for(name, 2, 2, 9)
     module = VARIANTS[name].build(budget=3, seed=4).train()
     assert not torch.equal(module(q, k, v), module(q, k, v))
+    assert torch.equal(module(q, k, v, seed=1), module(q, k, v, seed=1))
 
 
 def test_seed_gives_each_head_numbers_of_its_own() -> None:
@@ -162,29 +164,15 @@ def assert_pairs(index: Tensor, expected: dict[tuple[int, int], float]) -> None:
         assert abs(frequency - probability) <= 4 * math.sqrt(probability * (1 - probability) / len(index))
 
 
-def test_gumbel_top_k_draws_without_replacement() -> None:
-    u = from_generator((DRAWS,), generator=generator(3))(5)
-    chosen = sample_without_replacement(PROBABILITY.log().float(), u, 2)
-    assert chosen.live.all()
-    assert_pairs(chosen.indices, pair_probabilities(PROBABILITY))
-
-
 @pytest.mark.parametrize("columns", ["importance", "uniform"])
 def test_columns_of_skeinformer_have_the_probabilities_of_equation_5(columns: str) -> None:
     """All rows are pilots, so that Eq. (5) is the same in every draw; one of six keys is padding."""
     q, k, v = tensors(1, 1, 6, p=3, peak=2, seed=2)
     mask = torch.tensor([[True, True, False, True, True, True]])
     real = mask[0].nonzero()[:, 0]
-    _, info = skein_attention(
-        *(copies(x, DRAWS).float() for x in (q, k, v)),
-        key_mask=copies(mask, DRAWS),
-        budget=2,
-        num_pilots=6,
-        columns=columns,
-        generator=generator(6),
-        return_info=True,
-        num_checks=1,
-    )
+    inputs = (copies(x, DRAWS).float() for x in (q, k, v))
+    options = {"budget": 2, "num_pilots": 6, "columns": columns, "return_info": True, "num_checks": 1}
+    _, info = skein_attention(*inputs, key_mask=copies(mask, DRAWS), generator=generator(6), **options)
     probability = reference.estimated_probability(
         q[0, 0], k[0, 0], v[0, 0], list(range(6)), 1 / math.sqrt(3), mask[0].tolist()
     )
@@ -195,15 +183,8 @@ def test_columns_of_skeinformer_have_the_probabilities_of_equation_5(columns: st
 
 def test_columns_without_row_normalization_are_drawn_with_replacement() -> None:
     q, k, v = tensors(1, 1, 5, p=3, peak=2, seed=2)
-    _, info = skein_attention(
-        *(copies(x, DRAWS) for x in (q, k, v)),
-        budget=2,
-        num_pilots=5,
-        row_norm="none",
-        generator=generator(6),
-        return_info=True,
-        num_checks=1,
-    )
+    options = {"budget": 2, "num_pilots": 5, "row_norm": "none", "return_info": True, "num_checks": 1}
+    _, info = skein_attention(*(copies(x, DRAWS) for x in (q, k, v)), generator=generator(6), **options)
     p = torch.stack(reference.estimated_probability(q[0, 0], k[0, 0], v[0, 0], list(range(5)), 3**-0.5, [True] * 5))
     expected = {(i, i): float(p[i] ** 2) for i in range(5)}
     expected |= {(i, j): float(2 * p[i] * p[j]) for i, j in itertools.combinations(range(5), 2)}
@@ -238,15 +219,3 @@ def test_pilots_and_columns_are_independent() -> None:
     )
     same = (info.pilots == info.columns).double().mean().item()
     assert abs(same - 1 / 4) <= 4 * math.sqrt(3 / 16 / DRAWS)
-
-
-def test_uniform_rows_are_distinct_and_real() -> None:
-    mask = random_mask(50, 12)[:, None]
-    u = from_generator((50, 3), generator=generator())(12)
-    rows = uniform_rows(u, mask, 5)
-    marked = rows.marked(7)
-    assert marked.shape == (50, 3, 7)
-    for i, j in itertools.product(range(50), range(3)):
-        chosen = [x for x in marked[i, j].tolist() if x >= 0]
-        assert len(set(chosen)) == len(chosen) == min(5, int(mask[i].sum()))
-        assert all(mask[i, 0, x] for x in chosen)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,13 +9,18 @@ import torch
 from torch import Tensor
 
 from skeinformer import build
-from skeinformer.attention.reformer import COLUMNS, hash_tokens, num_buckets, num_columns
-from skeinformer.kernels.choice import plain_forms
+from skeinformer.attention import Attention, reformer
+from skeinformer.attention.reformer import COLUMNS, Reformer, hash_tokens, num_buckets, num_columns
 from skeinformer.noise import normal
 from tests import reference_reformer as reference
 from tests.helpers import copies, draw, generator, gradients, lengths_mask, over_heads, random_mask, tensors, thinned
 
 SCALE = 0.5  # 1/sqrt(4)
+
+
+def method_of(module: Attention) -> Reformer:
+    assert isinstance(module.method, Reformer)
+    return module.method
 
 
 def buckets_of(tokens: Tensor, R: Tensor, m: int, chunk_size: int) -> list[list[int]]:
@@ -73,14 +77,18 @@ def test_values_and_gradients_are_those_of_the_transcription(
 @pytest.mark.parametrize("options", [{}, {"across_buckets": True}, {"across_buckets": True, "count_duplicates": True}])
 @pytest.mark.parametrize("num_hashes", [1, 2, 3])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_fused_kernel_and_single_operations_agree(options: dict[str, bool], num_hashes: int, masked: bool) -> None:
+def test_the_fused_kernel_and_single_operations_agree(
+    options: dict[str, bool], num_hashes: int, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Values and gradients; also in float32 for tokens that find no other in any round, each with 1/r of its weight."""
     q, _, v = tensors(2, 2, 50, p_v=6, dtype=torch.float32)
     mask = random_mask(2, 50) if masked else None
     module = build("reformer", head_dim=4, num_hashes=num_hashes, chunk_size=4, **options)
     results = []
-    for by_hand in (True, False):
-        with nullcontext() if by_hand else plain_forms():
+    for fused in (True, False):
+        with monkeypatch.context() as patch:
+            if not fused:
+                patch.setattr(reformer, "is_eager_cpu", lambda x: False)
             output = module(q, q, v, key_mask=mask, query_mask=mask, noise=draw(module, q, q))
         results.append((output, *gradients(output, (q, v))))
     for ours, theirs in zip(*results, strict=True):
@@ -107,7 +115,7 @@ def test_two_chunks_that_hold_everything_are_exact(
     module = build(
         "reformer", head_dim=4, budget=12 * num_hashes, num_hashes=num_hashes, count_duplicates=count_duplicates
     )
-    assert module.options.chunk_size == 6
+    assert method_of(module).chunk == 6
     output = module(q, q, v, key_mask=mask, query_mask=mask, generator=generator())
     expected = full_attention(q, v, mask)
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-11)
@@ -159,7 +167,7 @@ def test_duplicates_count_once_by_default() -> None:
 
 def test_visited_keys_at_a_budget_of_256() -> None:
     module = build("reformer", head_dim=4)
-    assert (module.options.num_hashes, module.options.chunk_size) == (2, 64)
+    assert (method_of(module).num_hashes, method_of(module).chunk) == (2, 64)
     seen = weights_of(1024, across_buckets=True, num_hashes=1, chunk_size=64)[0, 0] > 0
     assert (seen.sum(-1) == 127).all()  # two chunks without the token itself
     both = weights_of(1024, across_buckets=True)[0, 0] > 0

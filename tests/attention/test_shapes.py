@@ -59,6 +59,21 @@ def counts(mask: Tensor | None, n: int) -> list[int]:
     return [n, n] if mask is None else mask.sum(1).tolist()
 
 
+def assert_output(
+    output: Tensor, inputs: tuple[Tensor, ...], n_k: int, *, key_mask: Tensor | None, query_mask: Tensor | None
+) -> None:
+    """The shape and dtype of the inputs, finite with finite gradients, zeros for padding and without a key."""
+    query, _, value = inputs
+    assert output.shape == (*query.shape[:-1], value.shape[-1])
+    assert output.dtype == value.dtype
+    assert output.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients(output, inputs))
+    if query_mask is not None:
+        assert (output.masked_select(~query_mask[:, None, :, None]) == 0).all()
+    for i, m in enumerate(counts(key_mask, n_k)):
+        assert m > 0 or (output[i] == 0).all()
+
+
 def assert_selection(index: Tensor, mask: Tensor | None, n: int, size: int, distinct: bool = True) -> None:
     """(2, 2, size): min(size, m) real positions first, then -1 in exactly the empty slots."""
     assert index.shape == (2, 2, size)
@@ -76,50 +91,25 @@ def assert_selection(index: Tensor, mask: Tensor | None, n: int, size: int, dist
 @hypothesis_settings(max_examples=cases(150))
 @given(
     problem=problems(),
-    budget=SIZES,
-    num_pilots=SIZES,
-    num_checks=SIZES,
+    sizes=st.fixed_dictionaries({"budget": SIZES, "num_pilots": SIZES, "num_checks": SIZES}),
     columns=st.sampled_from(["importance", "uniform"]),
     row_norm=st.sampled_from(["adaptive", "simple", "none"]),
     reuse_pilots=st.booleans(),
 )
 def test_skein_attention(
-    problem: dict[str, Any],
-    budget: int,
-    num_pilots: int,
-    num_checks: int,
-    columns: str,
-    row_norm: str,
-    reuse_pilots: bool,
+    problem: dict[str, Any], sizes: dict[str, int], columns: str, row_norm: str, reuse_pilots: bool
 ) -> None:
     n, n_k, p_v, dtype = problem["n"], problem["n_k"], problem["p_v"], problem["dtype"]
     key_mask, query_mask = problem["key_mask"], problem["query_mask"]
     inputs = tensors(2, 2, n, n_k, p_v=p_v, dtype=dtype, peak=problem["peak"], seed=problem["seed"])
-    output, info = skein_attention(
-        *inputs,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        budget=budget,
-        num_pilots=num_pilots,
-        num_checks=num_checks,
-        columns=columns,
-        row_norm=row_norm,
-        reuse_pilots=reuse_pilots,
-        generator=generator(problem["seed"]),
-        return_info=True,
-    )
-    assert output.shape == (2, 2, n, p_v)
-    assert output.dtype == dtype
-    assert output.isfinite().all()
-    assert all(gradient.isfinite().all() for gradient in gradients(output, inputs))
-    if query_mask is not None:
-        assert (output.masked_select(~query_mask[:, None, :, None]) == 0).all()
-    for i, m in enumerate(counts(key_mask, n_k)):
-        assert m > 0 or (output[i] == 0).all()
+    masks = {"key_mask": key_mask, "query_mask": query_mask}
+    options: Any = {"columns": columns, "row_norm": row_norm, "reuse_pilots": reuse_pilots, "return_info": True}
+    output, info = skein_attention(*inputs, generator=generator(problem["seed"]), **masks, **sizes, **options)
+    assert_output(output, inputs, n_k, **masks)
 
-    assert_selection(info.columns, key_mask, n_k, budget, distinct=row_norm != "none")
+    assert_selection(info.columns, key_mask, n_k, sizes["budget"], distinct=row_norm != "none")
     if reuse_pilots or columns == "importance":
-        assert_selection(info.pilots, query_mask, n, num_pilots)
+        assert_selection(info.pilots, query_mask, n, sizes["num_pilots"])
     else:
         assert (info.pilots == -1).all()
 
@@ -164,10 +154,4 @@ def test_every_method(name: str, problem: dict[str, Any], budget: int) -> None:
     query_mask = None if problem["query_mask"] is None else problem["query_mask"][:, :n]
     masks = {"key_mask": key_mask, "query_mask": query_mask}
     output = VARIANTS[name].build(budget=budget)(*inputs, generator=generator(problem["seed"]), **masks)
-    assert output.shape == (2, 2, n, p_v)
-    assert output.isfinite().all()
-    assert all(gradient.isfinite().all() for gradient in gradients(output, inputs))
-    if query_mask is not None:
-        assert (output.masked_select(~query_mask[:, None, :, None]) == 0).all()
-    for i, m in enumerate(counts(key_mask, n_k)):
-        assert m > 0 or (output[i] == 0).all()
+    assert_output(output, inputs, n_k, **masks)

@@ -2,12 +2,16 @@
 
 import itertools
 import math
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from skeinformer import SkeinInfo, skein_attention
+from skeinformer import skein_attention
+from skeinformer.attention import SkeinInfo
+from skeinformer.kernels import loops, plain
 from tests import reference
 from tests.helpers import exact, generator, gradients, lengths_mask, over_heads, random_mask, tensors, thinned
 
@@ -19,24 +23,17 @@ OPTIONS = [
 ]
 
 
-def label(options: dict[str, object]) -> str:
+def label(options: dict[str, Any]) -> str:
     return "-".join(str(value) for value in options.values())
 
 
-def mask_case(kind: str) -> tuple[int, int, Tensor | None, Tensor | None]:
-    """n, n_k, key_mask, query_mask."""
-    if kind == "none":
-        return 7, 7, None, None
-    if kind == "suffix":
-        return 7, 7, lengths_mask([7, 3], 7), lengths_mask([7, 3], 7)
-    if kind == "anywhere":
-        return 8, 8, random_mask(2, 8, seed=1), random_mask(2, 8, seed=2)
-    if kind == "cross":
-        return 5, 9, random_mask(2, 9, seed=3), None
-    return 9, 4, None, random_mask(2, 9, seed=4)
-
-
-CASES = ["none", "suffix", "anywhere", "cross", "few_keys"]
+CASES: dict[str, tuple[int, int, Tensor | None, Tensor | None]] = {  # n, n_k, key_mask, query_mask
+    "none": (7, 7, None, None),
+    "suffix": (7, 7, lengths_mask([7, 3], 7), lengths_mask([7, 3], 7)),
+    "anywhere": (8, 8, random_mask(2, 8, seed=1), random_mask(2, 8, seed=2)),
+    "cross": (5, 9, random_mask(2, 9, seed=3), None),
+    "few_keys": (9, 4, None, random_mask(2, 9, seed=4)),
+}
 
 
 def transcribed(
@@ -46,7 +43,7 @@ def transcribed(
     key_mask: Tensor | None,
     query_mask: Tensor | None,
     info: SkeinInfo,
-    options: dict[str, object],
+    options: dict[str, Any],
     scale: float,
 ) -> Tensor:
     def one_head(Q: Tensor, K: Tensor, V: Tensor, keys: list[bool], queries: list[bool], at: tuple[int, int]) -> Tensor:
@@ -57,47 +54,29 @@ def transcribed(
             probability = reference.estimated_probability(Q, K, V, pilots, scale, keys)
         else:
             probability = [torch.tensor(real / m, dtype=torch.float64) for real in keys]
-        return reference.algorithm_1(
-            Q,
-            K,
-            V,
-            pilots,
-            columns,
-            scale=scale,
-            key_mask=keys,
-            query_mask=queries,
-            probability=probability,
-            row_norm=str(options["row_norm"]),
-            reuse_pilots=bool(options["reuse_pilots"]),
-        )
+        settings: Any = {"row_norm": options["row_norm"], "reuse_pilots": options["reuse_pilots"]}
+        settings |= {"scale": scale, "key_mask": keys, "query_mask": queries}
+        return reference.algorithm_1(Q, K, V, pilots, columns, probability=probability, **settings)
 
     return over_heads(one_head, q, k, v, key_mask, query_mask)
 
 
-# p_v = p, and another: the gradient by hand, and autograd's
-@pytest.mark.parametrize(("case", "num_pilots", "p_v"), thinned(CASES, [3, 20], [3, 5], of=3))
+@pytest.mark.parametrize(
+    ("case", "num_pilots", "p_v", "steps"), thinned(list(CASES), [3, 20], [3, 5], [loops, plain], of=5)
+)
 @pytest.mark.parametrize("options", OPTIONS, ids=label)
-def test_values_and_gradients_of_algorithm_1(options: dict[str, object], case: str, num_pilots: int, p_v: int) -> None:
-    n, n_k, key_mask, query_mask = mask_case(case)
+def test_values_and_gradients_of_algorithm_1(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], case: str, num_pilots: int, p_v: int, steps: ModuleType
+) -> None:
+    monkeypatch.setattr("skeinformer.attention.skein.steps_for", lambda x: steps)
+    n, n_k, key_mask, query_mask = CASES[case]
     q, k, v = tensors(2, 2, n, n_k, p=3, p_v=p_v, peak=4)
     scale = 1 / math.sqrt(3)
-    output, info = skein_attention(
-        q,
-        k,
-        v,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        budget=3,
-        num_pilots=num_pilots,
-        generator=generator(1),
-        return_info=True,
-        **options,
-    )
+    sizes: Any = {"budget": 3, "num_pilots": num_pilots, "key_mask": key_mask, "query_mask": query_mask}
+    output, info = skein_attention(q, k, v, generator=generator(1), return_info=True, **sizes, **options)
     expected = transcribed(q, k, v, key_mask, query_mask, info, options, scale)
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
-    pairs = zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), "qkv", strict=True)
-    for ours, theirs, name in pairs:
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, msg=lambda text, x=name: f"{x}: {text}")
+    torch.testing.assert_close(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 6, 30])
@@ -105,18 +84,8 @@ def test_sample_sizes_and_an_explicit_scale(budget: int) -> None:
     options = OPTIONS[0]
     key_mask = query_mask = random_mask(2, 9, seed=5)
     q, k, v = tensors(2, 2, 9, p=4, p_v=2)
-    output, info = skein_attention(
-        q,
-        k,
-        v,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        budget=budget,
-        num_pilots=2,
-        scale=0.9,
-        generator=generator(2),
-        return_info=True,
-    )
+    sizes: Any = {"budget": budget, "num_pilots": 2, "scale": 0.9, "key_mask": key_mask, "query_mask": query_mask}
+    output, info = skein_attention(q, k, v, generator=generator(2), return_info=True, **sizes)
     expected = transcribed(q, k, v, key_mask, query_mask, info, options, 0.9)
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
 
@@ -124,7 +93,7 @@ def test_sample_sizes_and_an_explicit_scale(budget: int) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("num_pilots", [1, 3, 20])
 def test_log_probability_is_equation_5(case: str, num_pilots: int) -> None:
-    n, n_k, key_mask, query_mask = mask_case(case)
+    n, n_k, key_mask, query_mask = CASES[case]
     q, k, v = tensors(2, 2, n, n_k, p=3, p_v=5, peak=4)
     masks = {"key_mask": key_mask, "query_mask": query_mask}
     _, info = skein_attention(
@@ -143,43 +112,10 @@ def test_log_probability_is_equation_5(case: str, num_pilots: int) -> None:
 def test_uniform_columns_have_equal_probability(row_norm: str) -> None:
     key_mask = lengths_mask([6, 2], 6)
     q, k, v = tensors(2, 2, 6)
-    _, info = skein_attention(
-        q,
-        k,
-        v,
-        key_mask=key_mask,
-        budget=3,
-        columns="uniform",
-        row_norm=row_norm,
-        generator=generator(),
-        return_info=True,
-    )
+    options: Any = {"columns": "uniform", "row_norm": row_norm, "generator": generator(), "return_info": True}
+    _, info = skein_attention(q, k, v, key_mask=key_mask, budget=3, **options)
     expected = torch.where(key_mask, 1 / key_mask.sum(1, keepdim=True), 0.0).log()[:, None].expand(2, 2, 6)
     torch.testing.assert_close(info.log_probability, expected, check_dtype=False)
-
-
-def test_pilots_are_absent_where_nothing_asks_for_them() -> None:
-    q, k, v = tensors(2, 2, 6)
-    _, info = skein_attention(
-        q,
-        k,
-        v,
-        budget=3,
-        num_pilots=4,
-        columns="uniform",
-        reuse_pilots=False,
-        generator=generator(),
-        return_info=True,
-    )
-    assert info.pilots.shape == (2, 2, 4)
-    assert (info.pilots == -1).all()
-
-
-def test_pilots_default_to_the_number_of_samples() -> None:
-    q, k, v = tensors(1, 1, 9)
-    _, info = skein_attention(q, k, v, budget=4, generator=generator(), return_info=True)
-    assert info.pilots.shape == (1, 1, 4)
-    assert info.columns.shape == (1, 1, 4)
 
 
 def test_a_value_of_zero_still_has_a_finite_probability() -> None:
@@ -207,7 +143,7 @@ def test_half_precision_selects_in_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("options", [x for x in OPTIONS if x["row_norm"] != "none"], ids=label)
-def test_all_columns_selected_is_exact_attention(options: dict[str, object]) -> None:
+def test_all_columns_selected_is_exact_attention(options: dict[str, Any]) -> None:
     key_mask, query_mask = random_mask(2, 9, seed=6), random_mask(2, 7, seed=7)
     q, k, v = tensors(2, 2, 7, 9, p=3, p_v=5, peak=3)
     masks = {"key_mask": key_mask, "query_mask": query_mask}
@@ -215,5 +151,4 @@ def test_all_columns_selected_is_exact_attention(options: dict[str, object]) -> 
     output = skein_attention(q, k, v, budget=m, num_pilots=2, generator=generator(), **masks, **options)
     expected = exact(q, k, v, key_mask, query_mask)
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
-    for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), rtol=1e-10, atol=1e-12)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skeinformer import SKETCHES, build
 from skeinformer.attention import Attention
+from skeinformer.attention.sketched import Sketched
 from tests import reference
 from tests.helpers import copies, draw, exact, generator, gradients, over_heads, random_mask, tensors
 
@@ -18,14 +19,12 @@ SCALE = 0.5
 
 
 def dense_sketch(module: Attention, noise: Any, n: int, mask: Tensor | None, b: int, h: int) -> Tensor:
-    """S, (b, h, n, d), drawn by the family with the noise that the module was given."""
-    assert isinstance(module.options.sketch, str)
-    family = SKETCHES[module.options.sketch]
-    options = dict(family.defaults)
+    """S, (b, h, n, d), drawn by the family with the noise of the module."""
+    assert isinstance(module.method, Sketched)
+    family, options = module.method.family_and_options()
     if mask is not None and "log_probability" in options:
         options["log_probability"] = torch.where(mask, 0.0, -torch.inf)[:, None]
-    d = int(module.budget)
-    return family.build(noise, n, d, dtype=torch.float64, **options).dense().expand(b, h, n, d)
+    return family.build(noise, n, module.method.budget, dtype=torch.float64, **options).dense().expand(b, h, -1, -1)
 
 
 @pytest.mark.parametrize("sketch", SKETCHES)

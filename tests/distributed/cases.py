@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from skeinformer import build, cluster_attention, distributed, skein_attention
-from skeinformer.attention import Attention
+from skeinformer.attention import Attention, over_ranks
+from skeinformer.distributed.world import Ranks
+from skeinformer.kernels import plain
 from skeinformer.noise import from_generator
 from tests.helpers import generator, tensors
 
@@ -39,7 +42,7 @@ class Case:
     key_mask: Tensor | None = None
     query_mask: Tensor | None = None
     noise: str = "seed"
-    """seed, given, generator, or global."""
+    """seed, argument, generator, or global."""
     queries: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Lengths of the shares, by the number of ranks, where they are not equal."""
     keys: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -47,12 +50,12 @@ class Case:
 
     def lengths(self, ranks: int, of_keys: bool) -> tuple[int, ...]:
         n = self.n if self.n_k is None or not of_keys else self.n_k
-        given = self.queries if self.n_k is None or not of_keys else self.keys
-        return given.get(ranks, distributed.share_lengths(n, ranks))
+        lengths = self.queries if self.n_k is None or not of_keys else self.keys
+        return lengths.get(ranks, distributed.share_lengths(n, ranks))
 
 
 def compute(case: Case, group: Any = None) -> Result:
-    """Output, gradients and what the certificate says, of the whole or of this rank's share."""
+    """Output, gradients and certificate, of the whole or of this rank's share."""
     rank, ranks = (0, 1) if group is None else (distributed.Group.of(group).rank, distributed.Group.of(group).size)
     whole = tensors(case.b, case.h, case.n, case.n_k, p=case.p, p_v=case.p_v, dtype=case.dtype, peak=case.peak)
     whole = (*whole[:2], whole[2] * case.size)
@@ -69,20 +72,17 @@ def compute(case: Case, group: Any = None) -> Result:
     }
     seed = 5 if case.noise == "seed" else None
     module: Attention = build(case.method, head_dim=case.p, seed=seed, group=group, **case.options).eval()
-    given: dict[str, Any] = {}
+    source: dict[str, Any] = {}
     if case.noise == "generator":
-        given["generator"] = generator(3)
-    elif case.noise == "given":
+        source["generator"] = generator(3)
+    elif case.noise == "argument":
         drawn = module.draw_noise(whole[0], whole[1], from_generator((case.b, case.h), generator=generator(3)))
-        given["noise"] = (
-            tuple(
-                x if where is None else x[..., of_queries if where == "queries" else of_keys]
-                for x, where in zip(drawn or (), module.along, strict=True)
-            )
-            or None
+        source["noise"] = tuple(
+            x if where is None else x[..., of_queries if where == "queries" else of_keys]
+            for x, where in zip(drawn, module.method.noise_along, strict=True)
         )
     call = module.certify if case.certify else module
-    result = call(q, k, v, **masks, **given)
+    result = call(q, k, v, **masks, **source)
     output, info = result if case.certify else (result, None)
     weight = torch.randn((*whole[0].shape[:3], output.shape[-1]), generator=generator(7), dtype=torch.float64)
     weight = weight * case.gradient_size
@@ -90,8 +90,8 @@ def compute(case: Case, group: Any = None) -> Result:
     if loss.requires_grad:
         loss.backward()
     gradients = [torch.zeros_like(x) if x.grad is None else x.grad / case.gradient_size for x in (q, k, v)]
-    said = {} if info is None else {name: getattr(info, name) for name in info._fields}
-    return as_arrays({"output": output, **dict(zip(("dq", "dk", "dv"), gradients, strict=True)), **said})
+    reported = {} if info is None else info._asdict()
+    return as_arrays({"output": output, **dict(zip(("dq", "dk", "dv"), gradients, strict=True)), **reported})
 
 
 def share_of_attention(group: Any, case: Case) -> Result:
@@ -105,8 +105,8 @@ def certified_with_one_nan(group: Any, method: str) -> Result:
     q, k, v = (distributed.shard(x, group=group, dim=2) for x in (q, k, v))
     output, info = build(method, head_dim=4, budget=5, seed=3, group=group).eval().certify(q, k, v, num_checks=2)
     lost = ~distributed.gather(output, group, dim=2).isfinite().all(-1).all(-1)
-    said = {name: getattr(info, name) for name in ("error", "error_se", "error_upper")}
-    return as_arrays({"lost": lost, **said})
+    errors = {name: getattr(info, name) for name in ("error", "error_se", "error_upper")}
+    return as_arrays({"lost": lost, **errors})
 
 
 def as_arrays(tensors: dict[str, Tensor]) -> Result:
@@ -141,26 +141,24 @@ def counted_by_torch(group: Any, case: Case) -> dict[str, int]:
 
 def disagreeing(group: Any, who: int, change: dict[str, Any], functional: bool = False) -> None:
     """One rank calls with something changed."""
-    rank = distributed.Group.of(group).rank
-    told = {"method": "cluster", "budget": 5, "seed": 5, "batch": 2, "dtype": torch.float64, "requires_grad": True}
-    told |= {"generator": None, "mask": 10, "mask_dtype": torch.bool, "sparse": False, "num_checks": 32}
-    told |= change if rank == who else {}
-    q, k, v = (
-        x.detach().requires_grad_(told["requires_grad"]) for x in tensors(told["batch"], 2, 10, dtype=told["dtype"])
-    )
-    given: dict[str, Any] = {"key_mask": torch.ones(2, told["mask"]).to(told["mask_dtype"])}
-    if told["sparse"]:
-        given["key_mask"] = given["key_mask"].to_sparse()
-    if told["batch"] != 2:
-        given = {}
-    if told["generator"] is not None:
-        given["generator"] = generator(told["generator"])
+    call = {"method": "cluster", "budget": 5, "seed": 5, "batch": 2, "dtype": torch.float64, "requires_grad": True}
+    call |= {"generator": None, "mask": 10, "mask_dtype": torch.bool, "sparse": False, "num_checks": 32}
+    call |= {"scale": None, "width": 4, "noise": None}
+    call |= change if distributed.Group.of(group).rank == who else {}
+    whole = tensors(call["batch"], 2, 10, p=call["width"], p_v=4, dtype=call["dtype"])
+    q, k, v = (x.detach().requires_grad_(call["requires_grad"]) for x in whole)
+    options: dict[str, Any] = {"scale": call["scale"], "noise": call["noise"]}
+    if call["batch"] == 2:
+        options["key_mask"] = torch.ones(2, call["mask"]).to(call["mask_dtype"])
+        options["key_mask"] = options["key_mask"].to_sparse() if call["sparse"] else options["key_mask"]
+    if call["generator"] is not None:
+        options["generator"] = generator(call["generator"])
     if functional:
-        cluster_attention(q, k, v, budget=told["budget"], group=group, **given)
+        cluster_attention(q, k, v, budget=call["budget"], group=group, **options)
     else:
-        seed = None if told["generator"] is not None else told["seed"]
-        module = build(told["method"], head_dim=4, budget=told["budget"], seed=seed, group=group)
-        module.eval().certify(q, k, v, **given, num_checks=told["num_checks"])
+        seed = None if call["generator"] is not None else call["seed"]
+        module = build(call["method"], head_dim=4, budget=call["budget"], seed=seed, group=group)
+        module.eval().certify(q, k, v, **options, num_checks=call["num_checks"])
 
 
 def shard_of_different_masks(group: Any) -> None:
@@ -199,17 +197,8 @@ def shares_that_differ(group: Any, what: str) -> None:
         distributed.average_gradients(torch.nn.Linear(width, 1, bias=bias), group)
 
 
-def different_ways(group: Any) -> None:
-    """After the same forward pass one rank goes back, and the other calls again."""
-    output = attend(group)
-    if distributed.Group.of(group).rank == 0:
-        output.sum().backward()
-    else:
-        attend(group)
-
-
 def of_another_group(group: Any) -> str:
-    """What is said to the ranks that are not in a group of the first."""
+    """The error of the ranks that are not in a group of the first."""
     first = torch.distributed.new_group([0])
     try:
         attend(first)
@@ -240,28 +229,6 @@ def absent(group: Any, who: int) -> str | None:
     return None
 
 
-def raises(group: Any, who: tuple[int, ...], part: str) -> str:
-    """Some ranks raise in the middle of a call, where the others wait for them; then they call once more."""
-    from skeinformer.attention.sharded import cluster, merge
-    from skeinformer.distributed import notes
-
-    def fail(*args: Any) -> None:
-        raise MemoryError("no memory is left")
-
-    notes.PATIENCE = 0.3
-    patched = (cluster, "find_clusters") if part == "forward" else (merge, "rows_backward")
-    before = getattr(*patched)
-    if distributed.Group.of(group).rank in who:
-        setattr(*patched, fail)
-    try:
-        attend(group).sum().backward()
-    except MemoryError as error:
-        setattr(*patched, before)
-        attend(group)
-        return str(error)
-    return ""
-
-
 def without_tokens(group: Any) -> None:
     q, k, v = (x[:, :, :0] for x in tensors(1, 1, 10))
     cluster_attention(q, k, v, budget=3, group=group)
@@ -272,13 +239,13 @@ def wrong_groups(group: Any) -> list[str]:
 
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("data", "sequence"), _init_backend=False)
     q, k, v = tensors(1, 1, 10)
-    said = []
+    messages = []
     for wrong, options in (("ranks", {}), (mesh, {}), (group, {"row_norm": "none"})):
         try:
             skein_attention(q, k, v, budget=3, group=wrong, **options)
         except (TypeError, ValueError) as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def pickled(group: Any) -> tuple[str, bool]:
@@ -311,12 +278,9 @@ def shard_and_gather(group: Any) -> dict[str, Any]:
 
 
 def gathered_dtypes(group: Any) -> Result:
-    from skeinformer.distributed.collectives import gather_over
-
     short, long = torch.arange(3, dtype=torch.float32), torch.full((1,), 0.5, dtype=torch.float64)
-    return as_arrays(
-        dict(zip(("short", "long"), gather_over(distributed.Group.of(group), "test", short, long), strict=True))
-    )
+    gathered = Ranks(distributed.Group.of(group)).gather("test", short, long)
+    return as_arrays(dict(zip(("short", "long"), gathered, strict=True)))
 
 
 def losses(group: Any) -> dict[str, Any]:
@@ -355,20 +319,18 @@ def averaged(group: Any) -> dict[str, Any]:
 
 def drawn_twice(group: Any, case: Case) -> list[Result]:
     """Two calls, where ranks have different random states."""
-    from skeinformer.attention.sharded import settle
-
-    before, settle.COUNTED = settle.COUNTED, 0 if distributed.Group.of(group).size == 1 else settle.COUNTED
-    torch.manual_seed(distributed.Group.of(group).rank)
-    try:
+    rank, size = distributed.Group.of(group).rank, distributed.Group.of(group).size
+    torch.manual_seed(rank)
+    with pytest.MonkeyPatch.context() as patch:
+        if size == 1:  # which would draw from its own state
+            patch.setattr(over_ranks, "COUNTED", 0)
         return [compute(case, group), compute(case, group)]
-    finally:
-        settle.COUNTED = before
 
 
 def plainly(group: Any, case: Case) -> Result:
-    from skeinformer.kernels.choice import plain_forms
-
-    with plain_forms():
+    """By the steps of devices other than a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"skeinformer.attention.{case.method.replace('skeinformer', 'skein')}.steps_for", lambda x: plain)
         return compute(case, group)
 
 

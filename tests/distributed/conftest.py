@@ -7,8 +7,8 @@ import pytest
 from tests.distributed.pool import Pool
 
 
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    made = Pool(tmp_path_factory.mktemp("pool"))
-    yield made
-    made.stop()
+@pytest.fixture(scope="session", name="pool")
+def _pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    pool = Pool(tmp_path_factory.mktemp("pool"))
+    yield pool
+    pool.stop()

@@ -36,8 +36,8 @@ class Encoder(nn.Module):
             else:
                 hidden = layer(hidden, src_key_padding_mask=~mask)
         if group is None:
-            kept = hidden * mask[..., None]
-            return self.head(kept.sum(1) / mask.sum(1, keepdim=True))
+            real = hidden * mask[..., None]
+            return self.head(real.sum(1) / mask.sum(1, keepdim=True))
         return self.head(distributed.mean_over_tokens(hidden, mask, group))
 
 
@@ -47,23 +47,23 @@ def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return ids, torch.arange(LENGTH)[None], lengths_mask([48, 30, 12, 40], LENGTH), torch.tensor([0, 2, 1, 0])
 
 
-def double_encoder(method: str, group: Any, checkpointed: bool, seed: int | None = None) -> Encoder:
-    """In training, whose noise is of a whole batch; with a seed in evaluation, whose noise no batch mate changes."""
+def double_encoder(method: str, group: Any, checkpointed: bool) -> Encoder:
     torch.manual_seed(3)
     model = Encoder(checkpointed).double()
-    skeinformer.convert(model, method, budget=5, min_length=0, group=group, seed=seed)
-    torch.manual_seed(4)  # training draws from here
-    return model.train(seed is None)
+    skeinformer.convert(model, method, budget=5, min_length=0, group=group)
+    return model
 
 
-def encoder(group: Any, method: str = "cluster", checkpointed: bool = False, seed: int | None = None) -> Result:
-    """Logits, loss and gradients of parameters."""
-    model = double_encoder(method, group, checkpointed, seed)
+def encoder(group: Any, method: str = "cluster", checkpointed: bool = False, examples: slice = slice(BATCH)) -> Result:
+    """Logits, loss and gradients of parameters, in training."""
+    model = double_encoder(method, group, checkpointed)
     ids, places, mask, labels = batch()
+    ids, mask, labels = ids[examples], mask[examples], labels[examples]
     if group is not None:
         ids, places, mask = distributed.shard(
             ids, places, mask, group=group, lengths=LENGTHS[dist.get_world_size(group)]
         )
+    torch.manual_seed(4)  # training draws from here
     logits = model(ids, places, mask, group)
     loss = nn.functional.cross_entropy(logits, labels)
     loss.backward()
@@ -73,7 +73,7 @@ def encoder(group: Any, method: str = "cluster", checkpointed: bool = False, see
 
 
 def classifier(group: Any, pair: bool) -> Result:
-    """Logits and gradients of the Long Range Arena's model in training, with dropout; it divides what it is given."""
+    """Logits and gradients of the Long Range Arena's model in training, with dropout; it divides its input."""
     from skeinformer.lab.training.model import Classifier, ModelConfig, PairClassifier
     from skeinformer.lab.training.ranks import divide
 
@@ -93,8 +93,13 @@ def classifier(group: Any, pair: bool) -> Result:
 
 def trained(group: Any, job: Any) -> None:
     """`train` as torchrun starts it, on all ranks of a pool of its own: accelerate keeps what it finds."""
-    found = {"RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size(), "MASTER_ADDR": "localhost", "MASTER_PORT": 0}
-    os.environ.update({name: str(value) for name, value in found.items()}, LOCAL_RANK=str(dist.get_rank()))
+    result = {
+        "RANK": dist.get_rank(),
+        "WORLD_SIZE": dist.get_world_size(),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 0,
+    }
+    os.environ.update({name: str(value) for name, value in result.items()}, LOCAL_RANK=str(dist.get_rank()))
     from skeinformer.lab.training.loop import train
 
     train(job)
@@ -105,11 +110,11 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def data_parallel(group: Any, kind: str) -> Result:
-    """Two halves of the batch along one axis of a mesh, two shares of the sequence along the other."""
+    """Gradients for two halves of the batch along one axis of a mesh, two shares of the sequence along the other."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sequence", "data"))
-    model = double_encoder("cluster", mesh["sequence"], False, seed=5)
+    model = double_encoder("cluster", mesh["sequence"], False)
     ids, places, mask, labels = batch()
     half = slice(2) if mesh["data"].get_local_rank() == 0 else slice(2, 4)
     ids, places, mask = distributed.shard(ids[half], places, mask[half], group=mesh["sequence"], lengths=(35, 13))
@@ -120,27 +125,29 @@ def data_parallel(group: Any, kind: str) -> Result:
         from torch.distributed.fsdp import fully_shard
 
         wrapped = fully_shard(model, mesh=mesh)
+    torch.manual_seed(4)
     logits = wrapped(ids, places, mask, mesh["sequence"])
     nn.functional.cross_entropy(logits, labels[half]).backward()
-    found = gradients(model)
+    result = gradients(model)
     if kind == "fsdp":
-        found = {name: x.full_tensor() for name, x in found.items()}
-    return as_arrays(found)
+        result = {name: x.full_tensor() for name, x in result.items()}
+    return as_arrays(result)
 
 
+@torch.no_grad()  # by the seed
 def compiled(group: Any) -> tuple[bool, str]:
-    """Whether a compiled model gives what it gives else, and what is said where a graph may not end."""
-    model = double_encoder("cluster", group, False, seed=5)
+    """Whether a compiled model has the same output, and the error where a graph may not end."""
+    model = double_encoder("cluster", group, False).eval()
     ids, places, mask, _ = batch()
     expected = model(ids, places, mask, group)
     torch.compiler.reset()
-    found = torch.compile(model, backend="eager")(ids, places, mask, group)
+    result = torch.compile(model, backend="eager")(ids, places, mask, group)
     torch.compiler.reset()
     try:
         torch.compile(model, backend="eager", fullgraph=True)(ids, places, mask, group)
     except Exception as error:
-        return torch.allclose(found, expected), str(error)
-    return torch.allclose(found, expected), ""
+        return torch.allclose(result, expected), str(error)
+    return torch.allclose(result, expected), ""
 
 
 def bert(group: Any, checkpointed: bool = False, one_rank: bool = False) -> Result:
@@ -165,7 +172,7 @@ def bert(group: Any, checkpointed: bool = False, one_rank: bool = False) -> Resu
         attention_probs_dropout_prob=0.0,
         num_labels=CLASSES,
     )
-    model = BertForSequenceClassification._from_config(config, attn_implementation="skein-cluster").double().train()
+    model = BertForSequenceClassification._from_config(config, attn_implementation="skein").double().train()
     if checkpointed:
         model.gradient_checkpointing_enable()
     ids, places, mask, labels = batch()
@@ -183,13 +190,13 @@ def bert(group: Any, checkpointed: bool = False, one_rank: bool = False) -> Resu
     if group is not None:
         distributed.average_gradients(model, group)
         hidden = distributed.gather(hidden, group)
-    huggingface.unregister()
+    huggingface.register()
     return as_arrays({"hidden": hidden[:, :LENGTH] * batch()[2][..., None], "logits": logits, **gradients(model)})
 
 
 def refused(group: Any) -> list[str]:
-    """What is said where a layer cannot take a group."""
-    said = []
+    """The errors of layers that cannot take a group."""
+    messages = []
     decoder = nn.TransformerDecoderLayer(16, 2, 32)
     with_keys, plain = nn.MultiheadAttention(16, 2, add_bias_kv=True), nn.MultiheadAttention(16, 2)
     for model, method in (
@@ -201,8 +208,8 @@ def refused(group: Any) -> list[str]:
         try:
             skeinformer.convert(model, method, budget=5, group=group)
         except ValueError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def causal(group: Any) -> str:
@@ -210,13 +217,13 @@ def causal(group: Any) -> str:
 
     from skeinformer import huggingface
 
-    names = huggingface.register(budget=5, group=group)
+    huggingface.register(budget=5, group=group)
     config = GPT2Config(vocab_size=WORDS, n_positions=20, n_embd=16, n_layer=1, n_head=2)
-    model = GPT2Model._from_config(config, attn_implementation=names[0])
+    model = GPT2Model._from_config(config, attn_implementation="skein")
     try:
         model(torch.zeros(1, 10, dtype=torch.long))
     except ValueError as error:
         return str(error)
     finally:
-        huggingface.unregister()
+        huggingface.register()
     return ""

@@ -22,9 +22,9 @@ TIMEOUT = 60  # seconds: nothing here takes as long, and a test that hangs must 
 
 
 def context() -> Any:
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["torch.fx.experimental.symbolic_shapes", "tests.distributed.models"])
-    return made
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(["torch.fx.experimental.symbolic_shapes", "tests.distributed.models"])
+    return forkserver
 
 
 class Pool:
@@ -34,10 +34,10 @@ class Pool:
     """
 
     def __init__(self, folder: Path, world: int = WORLD, timeout: float = TIMEOUT) -> None:
-        made, self.pipes, self.processes = context(), [], []
+        forkserver, self.pipes, self.processes = context(), [], []
         for rank in range(world):
-            ours, theirs = made.Pipe()
-            process = made.Process(
+            ours, theirs = forkserver.Pipe()
+            process = forkserver.Process(
                 target=work,
                 args=(theirs, rank, world, str(folder / "store"), timeout),
                 name=f"{OF_THE_POOL}{rank}",

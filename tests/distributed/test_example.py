@@ -15,9 +15,9 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 @pytest.mark.slow
 def test_embed_long_text() -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     embeddings = []
     for launcher in ([], ["-m", "torch.distributed.run", "--nproc-per-node", "3", "--master-port", str(port)]):
         command = [sys.executable, *launcher, str(ROOT / "examples" / "embed_long_text.py"), "--tokens", "3001"]

@@ -9,10 +9,10 @@ from tests.distributed.test_equality import assert_near
 pytestmark = pytest.mark.xdist_group("distributed")
 
 
-def compare(found: models.Result, expected: models.Result) -> None:
-    assert found.keys() == expected.keys()
+def compare(result: models.Result, expected: models.Result) -> None:
+    assert result.keys() == expected.keys()
     for name in expected:
-        assert_near(found[name], expected[name], 1e-9, name)
+        assert_near(result[name], expected[name], 1e-9, name)
 
 
 @pytest.mark.parametrize("checkpointed", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -20,8 +20,8 @@ def compare(found: models.Result, expected: models.Result) -> None:
 def test_an_encoder_of_torch(method: str, checkpointed: bool, pool: Pool) -> None:
     expected = models.encoder(None, method)
     for ranks in (2, 4):
-        for found in pool.run("encoder", ranks, method, checkpointed, of="models"):
-            compare(found, expected)
+        for result in pool.run("encoder", ranks, method, checkpointed, of="models"):
+            compare(result, expected)
 
 
 @pytest.mark.parametrize("pair", [False, True])
@@ -30,23 +30,17 @@ def test_the_classifiers_of_the_long_range_arena(pair: bool, pool: Pool) -> None
     pytest.importorskip("huggingface_hub", reason="needs the extra `train`")
     expected = models.classifier(None, pair)
     for ranks in (2, 3):
-        for found in pool.run("classifier", ranks, pair, of="models"):
-            compare(found, expected)
+        for result in pool.run("classifier", ranks, pair, of="models"):
+            compare(result, expected)
 
 
-def test_data_parallel_along_the_other_axis_of_a_mesh(pool: Pool) -> None:
-    expected = models.encoder(None, "cluster", seed=5)
-    for found in pool.run("data_parallel", 4, "ddp", of="models"):
-        compare(found, {name: expected[name] for name in found})
-        assert found
-
-
-@pytest.mark.slow
-def test_fully_sharded_along_the_other_axis_of_a_mesh(pool: Pool) -> None:
-    expected = models.encoder(None, "cluster", seed=5)
-    for found in pool.run("data_parallel", 4, "fsdp", of="models"):
-        compare(found, {name: expected[name] for name in found})
-        assert found
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_data_parallel_along_the_other_axis_of_a_mesh(kind: str, pool: Pool) -> None:
+    """Gradients are the mean of those of two halves of the batch."""
+    first, second = (models.encoder(None, examples=half) for half in (slice(2), slice(2, 4)))
+    for result in pool.run("data_parallel", 4, kind, of="models"):
+        compare(result, {name: (first[name] + second[name]) / 2 for name in result})
+        assert result
 
 
 @pytest.mark.slow
@@ -54,29 +48,30 @@ def test_fully_sharded_along_the_other_axis_of_a_mesh(pool: Pool) -> None:
 def test_bert(checkpointed: bool, one_rank: bool, pool: Pool) -> None:
     """Also where one rank has padding only: it needs a token, as transformers takes none without."""
     expected = models.bert(None, one_rank=one_rank)
-    for found in pool.run("bert", 2, checkpointed, one_rank, of="models"):
-        compare(found, expected)
+    for result in pool.run("bert", 2, checkpointed, one_rank, of="models"):
+        compare(result, expected)
 
 
 @pytest.mark.slow
 def test_compiled(pool: Pool) -> None:
-    for same, said in pool.run("compiled", 2, of="models"):
+    for same, message in pool.run("compiled", 2, of="models"):
         assert same
-        assert "attention over a group exchanges with other ranks, and is no part of a graph" in said
+        assert "attention over a group exchanges with other ranks, and is no part of a graph" in message
 
 
 def test_layers_that_take_no_group_are_named(pool: Pool) -> None:
-    left, added, nothing, *methods = pool.run("refused", 1, of="models")[0]
-    assert "self_attn would stay as it is (self-attention of a decoder layer, which is causal" in left
-    assert "attend to the tokens of its own rank only" in left
-    assert "add_bias_kv and add_zero_attn add keys that are not tokens" in added
-    assert "Linear has no nn.MultiheadAttention, so nothing would be converted" in nothing
-    for said, method in zip(methods, ("longformer", "softmax", "reformer"), strict=True):
-        assert f"{method!r} takes no group" in said
-        assert "cluster take one" in said
+    stays, added, nothing, *methods = pool.run("refused", 1, of="models")[0]
+    assert "self_attn would stay as it is (self-attention of a decoder layer, which is causal" in stays
+    assert "attend to the tokens of its own rank only" in stays
+    assert "add_bias_kv" in added
+    assert nothing.startswith("Linear ")
+    assert "has no nn.MultiheadAttention" in nothing
+    for message, method in zip(methods, ("longformer", "softmax", "reformer"), strict=True):
+        assert f"{method!r} takes no group" in message
+        assert "cluster take one" in message
 
 
 @pytest.mark.slow
 def test_causal_layers_of_transformers_are_refused(pool: Pool) -> None:
-    (said,) = pool.run("causal", 1, of="models")
-    assert "has a group, and this layer would be exact (causal)" in said
+    (message,) = pool.run("causal", 1, of="models")
+    assert "has a group, and this layer would be exact (causal)" in message

@@ -1,5 +1,7 @@
 """Rows by index: whole rows and single elements give the same, whatever lies where in memory."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,11 +9,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from skeinformer.attention import build
-from skeinformer.kernels.choice import at_hand
-from skeinformer.kernels.rows import _moves_whole_rows, add_rows_, batches, gather_rows, pieces, write_rows_
+from skeinformer.kernels import rows as module_of_rows
+from skeinformer.kernels.choice import is_eager_cpu
+from skeinformer.kernels.rows import add_rows_, batches, gather_rows, pieces, write_rows_
 from tests.helpers import generator, random_mask, tensors
 
 LAYOUTS = ("dense", "heads last", "packed", "odd offset", "narrow", "reversed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _whole_rows() -> Iterator[None]:
+    """Whole rows are moved however few they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module_of_rows, "FEW", 0, raising=False)
+        yield
 
 
 def laid_out(layout: str, b: int, h: int, n: int, p: int) -> Tensor:
@@ -69,14 +80,10 @@ def test_batch_dimensions_broadcast() -> None:
     assert torch.equal(gather_rows(x[:, :1].expand(1, 4, 6, 3), index[:1]), x[:, :1, [0, 5]].expand(1, 4, 2, 3))
 
 
-def test_gradients_flow_and_the_fast_way_is_taken_without_them() -> None:
+def test_gradients_flow() -> None:
     x, index = laid_out("heads last", 2, 2, 6, 3).requires_grad_(), torch.tensor([4, 1]).expand(2, 2, 2)
-    assert not _moves_whole_rows(x)
     (gradient,) = torch.autograd.grad(gather_rows(x, index).sum(), x)
     assert gradient.sum() == 2 * 2 * 2 * 3
-    with torch.no_grad():
-        assert _moves_whole_rows(x)
-    assert not _moves_whole_rows(laid_out("narrow", 2, 2, 6, 3))
 
 
 def test_function_transforms_take_the_general_way() -> None:
@@ -84,7 +91,7 @@ def test_function_transforms_take_the_general_way() -> None:
     seen = []
 
     def one(x: Tensor, index: Tensor) -> Tensor:
-        seen.append(at_hand(x))
+        seen.append(is_eager_cpu(x))
         return gather_rows(x, index)
 
     assert torch.equal(torch.func.vmap(one)(x, index), gather_rows(x, index))

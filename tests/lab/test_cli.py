@@ -15,6 +15,7 @@ from skeinformer.attention import METHODS
 from skeinformer.distributed import RankError
 from skeinformer.lab import cli
 from skeinformer.lab.commands import methods
+from skeinformer.lab.methods_page import exact, masks
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,7 +71,7 @@ def test_methods_in_a_pipe_has_one_line_each(
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[:1].strip()}
     for name, method in METHODS.items():
         flags = ["yes" if flag else "no" for flag in (method.random, method.cross_attention)]
-        cells = [name, method.summary, method.cost, method.exact, *flags, method.masks, method.paper]
+        cells = [name, method.summary, method.cost, exact(method), *flags, masks(method), method.paper]
         assert rows[name].split() == " ".join(cells).split()
 
 
@@ -79,7 +80,7 @@ def test_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     table = json.loads(capsys.readouterr().out)
     assert list(table) == list(METHODS)
     for name, method in METHODS.items():
-        names = {field.name for field in fields(method)} - {"make"}
+        names = {field.name for field in fields(method)} - {"method"}
         assert set(table[name]) == {*names, "exact", "masks"}
         assert table[name]["paper"] == method.paper
         assert table[name]["random"] is method.random

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from skeinformer.attention import METHODS, Method
-from skeinformer.lab.methods_page import COMMAND, escape, main, page, table
+from skeinformer.attention import METHODS
+from skeinformer.attention.table import Entry
+from skeinformer.lab.methods_page import COMMAND, escape, exact, main, masks, page, split_docstring, table
 
 FILE = Path(__file__).parents[2] / "docs" / "methods.md"
 PAGE = page()
@@ -31,20 +32,20 @@ def test_every_method_has_a_section_and_a_line() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_section_says_what_the_registry_says(name: str) -> None:
     method, section = METHODS[name], SECTIONS[name]
-    for text in (method.paper, method.cost, method.exact, method.masks):
+    for text in (method.paper, method.cost, exact(method), masks(method)):
         assert escape(text) in section
     assert ("self- and cross-attention" in section) is method.cross_attention
     assert ("- Random, " in section) is method.random
     assert ("- Deterministic, " in section) is not method.random
     if not section.count("\nAs ["):  # the first row of its class
-        first_line = (inspect.getdoc(method.make) or "").partition("\n")[0]
+        first_line = (inspect.getdoc(method.method) or "").partition("\n")[0]
         assert first_line
         assert escape(first_line) in section
         own = {name for name in method.option_names() if name != "budget" or method.has_budget}
-        assert set(re.findall(r"^\| `\**(\w+)` \|", section, re.MULTILINE)) - {"options"} == own
+        assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == own
     for option, value in method.options.items():
         assert f"`{option}={value!r}`" in section or re.search(
-            rf"^\| `{option}` .*`{re.escape(repr(value))}` \|$", section, re.M
+            rf"^\| `{option}` .*`{re.escape(repr(value))}` \|", section, re.M
         )
 
 
@@ -63,11 +64,18 @@ def test_rows_of_a_table_have_as_many_cells() -> None:
 
 def test_a_later_row_of_a_class_says_what_differs() -> None:
     first = METHODS["skeinformer_uniform"]
-    second = Method(
-        first.make, "Two", "another", "Nobody 2000", "O(n)", options={"reuse_pilots": False, "num_pilots": 3}
+    second = Entry(
+        first.method, "Two", "another", "Nobody 2000", "O(n)", options={"reuse_pilots": False, "num_pilots": 3}
     )
     text = page({"one": first, "two": second})
     assert "As [`one`](#one), with `num_pilots=3`, `columns='importance'`, `reuse_pilots=False`." in text
+
+
+def test_arguments_of_a_docstring_are_a_column_of_the_table() -> None:
+    text = "What.\n\nMore.\n\nArgs:\n    a: One\n        line.\n    b: Two.\n\nRaises:\n    ValueError: Never."
+    assert split_docstring(text) == ("What.\n\nMore.", {"a": "One line.", "b": "Two."})
+    assert split_docstring("What.\n\nMore.") == ("What.\n\nMore.", {})
+    assert "| `first_order` | bool | `True` | Whether to add the linear term" in SECTIONS["cluster"]
 
 
 def test_markdown_does_not_swallow_text() -> None:

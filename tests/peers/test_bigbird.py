@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from skeinformer import build
-from skeinformer.attention.bigbird import BigBird
 from skeinformer.attention.block_sparse import block_sparse_attention
-from skeinformer.attention.selection import Selection
+from skeinformer.attention.patterns import BigBird
+from skeinformer.attention.rows import Rows
 from tests.helpers import generator, lengths_mask
 
 pytestmark = pytest.mark.peers
@@ -62,15 +62,14 @@ def capture_random_blocks(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 def ours(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, random: Tensor) -> Tensor:
-    """Our function with given random blocks in place of drawn ones; global blocks, whose rows see all, have none."""
-    module = build("bigbird", head_dim=P, block_size=SIZE, num_random=RANDOM)
-    assert isinstance(module, BigBird)
+    """Our function with these random blocks in place of drawn ones; global blocks, whose rows see all, have none."""
+    method = BigBird(block_size=SIZE, num_random=RANDOM)
     noise = torch.full((*q.shape[:3], RANDOM), 0.5)
-    pattern = module.pattern(q, mask[:, None], (noise,), module.options)
-    given = torch.nn.functional.pad(random, (0, 0, 1, 1)).expand(len(q), -1, -1, -1)  # (b, h, nb, r)
-    index = torch.cat([pattern.blocks.indices[..., :3], given], -1)
-    live = torch.cat([pattern.blocks.live[..., :3], torch.ones_like(given, dtype=torch.bool)], -1)
-    pattern = pattern._replace(blocks=Selection(index, live))
+    pattern = method.pattern(q, mask[:, None], (noise,))
+    blocks = torch.nn.functional.pad(random, (0, 0, 1, 1)).expand(len(q), -1, -1, -1)  # (b, h, nb, r)
+    index = torch.cat([pattern.blocks.index[..., :3], blocks], -1)
+    live = torch.cat([pattern.blocks.live[..., :3], torch.ones_like(blocks, dtype=torch.bool)], -1)
+    pattern = pattern._replace(blocks=Rows(index, live))
     output = block_sparse_attention(q, k, v, mask[:, None], pattern, P**-0.5)
     return output.masked_fill(~mask[:, None, :, None], 0).transpose(1, 2).flatten(2)
 

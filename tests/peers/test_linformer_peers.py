@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from skeinformer import build
-from skeinformer.attention.linformer import Linformer
+from skeinformer.attention.linformer import LinformerModule
 from tests.helpers import generator, lengths_mask
 
 peer_package = pytest.importorskip("linformer")
@@ -26,16 +26,16 @@ def split(x: Tensor) -> Tensor:
     return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)  # (b, h, n, p)
 
 
-def ours(theirs: Any, x: Tensor, context: Tensor, values: Any, module: Linformer, **masks: Tensor) -> Tensor:
+def ours(theirs: Any, x: Tensor, context: Tensor, values: Any, module: LinformerModule, **masks: Tensor) -> Tensor:
     """Our attention between the peer's linear layers."""
     q, k, v = split(theirs.to_q(x)), split(theirs.to_k(context)), split(values(context))
     output = module(q, k, v, **masks)
     return theirs.to_out(output.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
 
 
-def twin(theirs: Any, share_kv: bool) -> Linformer:
+def twin(theirs: Any, share_kv: bool) -> LinformerModule:
     module = build("linformer", head_dim=DIM // HEADS, max_len=LENGTH, budget=K, share_kv=share_kv)
-    assert isinstance(module, Linformer)
+    assert isinstance(module, LinformerModule)
     with torch.no_grad():
         module.key_projection.copy_(theirs.proj_k)
         if module.value_projection is not None:
@@ -85,7 +85,7 @@ def test_its_start_is_no_johnson_lindenstrauss_map() -> None:
     length, d = 8, 4000
     theirs = peer_package.LinformerSelfAttention(dim=DIM, seq_len=length, k=d, heads=HEADS)
     module = build("linformer", head_dim=8, max_len=length, budget=d)
-    assert isinstance(module, Linformer)
+    assert isinstance(module, LinformerModule)
     for S, expected, fourth in ((theirs.proj_k, 1 / 3, 1 / 5), (module.key_projection, 1.0, 3.0)):
         bound = 4.5 * math.sqrt((fourth - expected**2) / d)  # of a mean of d squares times d, by their fourth moment
         assert ((S @ S.mT).diagonal() - expected).abs().max() <= bound

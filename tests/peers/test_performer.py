@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from skeinformer import build
-from skeinformer.attention.linear import PerformerNoise, orthogonal_features
+from skeinformer.attention.linear import orthogonal_features
 from tests.helpers import dense_exact, draw, generator, lengths_mask, map_noise, relative_error, tensors
 
 peer = pytest.importorskip("performer_pytorch.performer_pytorch", reason="performer-pytorch is not installed")
@@ -21,7 +21,7 @@ def shared(q: Tensor, k: Tensor, budget: int = M) -> tuple[torch.nn.Module, Any,
     """Our module, and one draw of features for all examples and heads, which is what the peer has."""
     module = build("performer", head_dim=P, budget=budget)
     noise = map_noise(draw(module, q[:1, :1], k[:1, :1]), lambda u: u.expand(*q.shape[:2], *u.shape[2:]))
-    return module, noise, orthogonal_features(PerformerNoise(*noise), torch.float32)[0, 0]
+    return module, noise, orthogonal_features(noise, torch.float32)[0, 0]
 
 
 def peer_output(q: Tensor, k: Tensor, v: Tensor, W: Tensor, eps: float) -> Tensor:

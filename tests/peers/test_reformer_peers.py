@@ -6,13 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from skeinformer.attention.reformer import hash_tokens, lsh_attention
+from skeinformer.attention.inputs import Inputs
+from skeinformer.attention.reformer import Reformer, hash_tokens
 from tests.helpers import generator, lengths_mask
 
 pytestmark = pytest.mark.peers
 
 P, N, CHUNK = 8, 48, 4
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def lsh_attention(
+    q: Tensor, v: Tensor, mask: Tensor | None, buckets: Tensor, chunk_size: int, scale: float, **options: bool
+) -> Tensor:
+    """Our attention in these buckets."""
+    return Reformer(chunk_size=chunk_size, **options).attend_in_buckets(Inputs(q, q, v, mask, mask, scale), buckets)
 
 
 def inputs(b: int, h: int, n: int = N) -> tuple[Tensor, Tensor]:
@@ -47,7 +55,7 @@ class TestReformerPytorch:
         q, v = (x.requires_grad_() for x in inputs(1, 3))
         options = {"attend_across_buckets": False, "allow_duplicate_attention": duplicates}
         theirs, buckets = self.run(q, v, num_hashes, **options)
-        output = lsh_attention(q, q, v, None, buckets, CHUNK, P**-0.5, count_duplicates=duplicates)
+        output = lsh_attention(q, v, None, buckets, CHUNK, P**-0.5, count_duplicates=duplicates)
         torch.testing.assert_close(output, theirs, **TOLERANCE)
         weight = torch.randn(output.shape, generator=generator(1))
         expected = torch.autograd.grad((theirs * weight).sum(), (q, v))
@@ -62,7 +70,7 @@ class TestReformerPytorch:
         q, v = inputs(1, 3)
         options = {"attend_across_buckets": True, "allow_duplicate_attention": duplicates}
         theirs, buckets = self.run(q, v, num_hashes, **options)
-        output = lsh_attention(q, q, v, None, buckets, CHUNK, P**-0.5, across_buckets=True, count_duplicates=duplicates)
+        output = lsh_attention(q, v, None, buckets, CHUNK, P**-0.5, across_buckets=True, count_duplicates=duplicates)
         affected = first_chunk(buckets)
         difference = (output - theirs).abs().amax(-1)
         if num_hashes == 1:
@@ -85,7 +93,7 @@ class TestReformerPytorch:
         q, v = inputs(1, 2, N + 4)
         with pytest.raises(AssertionError, match="needs to be divisible"):
             self.run(q, v, 1)
-        assert lsh_attention(q, q, v, None, torch.zeros(1, 2, 1, N + 4).long(), CHUNK, 1.0).isfinite().all()
+        assert lsh_attention(q, v, None, torch.zeros(1, 2, 1, N + 4).long(), CHUNK, 1.0).isfinite().all()
 
     def test_defect_contents_of_padding_change_the_result(self) -> None:
         """Padded tokens are hashed and take places in the chunks of real ones; ours come after them."""
@@ -98,7 +106,7 @@ class TestReformerPytorch:
         assert torch.equal(buckets[..., :30], other_buckets[..., :30])
         assert (first - second)[:, :, :30].abs().max() > 0.01
         ours = [
-            lsh_attention(x, x, v, mask[:, None], at, CHUNK, P**-0.5)[:, :, :30]
+            lsh_attention(x, v, mask[:, None], at, CHUNK, P**-0.5)[:, :, :30]
             for x, at in ((q, buckets), (other, other_buckets))
         ]
         torch.testing.assert_close(ours[0], ours[1], rtol=1e-6, atol=1e-6)
@@ -139,7 +147,7 @@ class TestTransformers:
         theirs = module(x)
         q, v = (f(x).unflatten(-1, (2, P)).transpose(1, 2) for f in (module.query_key, module.value))
         buckets = theirs.buckets - 8 * torch.arange(num_hashes)[:, None]
-        output = lsh_attention(q, q, v, None, buckets, CHUNK, 1.0, across_buckets=True, count_duplicates=True)
+        output = lsh_attention(q, v, None, buckets, CHUNK, 1.0, across_buckets=True, count_duplicates=True)
         expected = theirs.hidden_states.unflatten(-1, (2, P)).transpose(1, 2)
         return (output - expected).detach().abs().amax(-1), buckets
 

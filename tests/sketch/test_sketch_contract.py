@@ -1,6 +1,5 @@
-"""What every family of sketches promises: adjoint maps, gradients, broadcasting, dtypes, draws from noise, cost."""
+"""Properties of every family of sketches: adjoint maps, gradients, broadcasting, dtypes, draws from noise, cost."""
 
-from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -14,16 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from skeinformer.noise import from_generator, from_seed
 from skeinformer.sketch import SKETCHES, Sketch, draw, find
 from tests.cases import cases
-from tests.helpers import slow_but
+from tests.helpers import generator, slow_but
 
 NAMES = list(SKETCHES)
 SAMPLING = [name for name in NAMES if "log_probability" in SKETCHES[name].defaults]
 DENSE = {"gaussian", "rademacher"}  # S has n d non-zero entries, so applying it costs O(n d p)
 SIZES = [(1, 1), (1, 5), (2, 3), (7, 3), (13, 13), (9, 20), (64, 5)]
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def seeded(name: str, n: int, d: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any) -> Sketch:
@@ -73,18 +68,18 @@ def test_gradients(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_batch_dimensions_broadcast(name: str) -> None:
     sketch = seeded(name, 7, 3, batch=(2, 3))
-    alone = seeded(name, 7, 3)
+    single = seeded(name, 7, 3)
     for leading in [(), (3,), (2, 1), (5, 2, 3)]:
         x, y = torch.randn(*leading, 7, 2, dtype=torch.float64), torch.randn(*leading, 3, 2, dtype=torch.float64)
         assert_close(sketch.apply(x), sketch.dense().mT @ x)
         assert_close(sketch.lift(y), sketch.dense() @ y)
-        assert_close(alone.apply(x), alone.dense().mT @ x)
-        assert_close(alone.lift(y), alone.dense() @ y)
+        assert_close(single.apply(x), single.dense().mT @ x)
+        assert_close(single.lift(y), single.dense() @ y)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_dtype_of_the_argument_is_kept_and_long_sums_stay_accurate(name: str, dtype: torch.dtype) -> None:
+def test_result_has_the_dtype_of_the_argument_and_long_sums_are_accurate(name: str, dtype: torch.dtype) -> None:
     sketch = seeded(name, 1000, 5, dtype=torch.float32)
     x, y = torch.randn(1000, 2).to(dtype), torch.randn(5, 2).to(dtype)
     dense = sketch.dense().double()
@@ -108,7 +103,7 @@ def test_dtype_of_the_weights(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_same_generator_same_draw(name: str) -> None:
     first = draw(name, 20, 6, batch=(4,), generator=generator(3)).dense()
-    assert_close(first, draw(name, 20, 6, batch=(4,), generator=generator(3)).dense(), rtol=0, atol=0)
+    assert torch.equal(first, draw(name, 20, 6, batch=(4,), generator=generator(3)).dense())
     assert not torch.equal(first, draw(name, 20, 6, batch=(4,), generator=generator(4)).dense())
     assert not torch.equal(first[0], first[1])
 
@@ -124,7 +119,7 @@ def test_global_state_is_used_without_a_generator(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_element_of_the_batch_is_what_its_noise_gives_alone(name: str) -> None:
+def test_an_element_of_the_batch_equals_a_sketch_of_its_own_noise(name: str) -> None:
     family, options = find(name)
     batch, n, d = (2, 3), 11, 4
     noise = family.noise(from_generator(batch, generator=generator()), n, d, **options)
@@ -132,11 +127,9 @@ def test_an_element_of_the_batch_is_what_its_noise_gives_alone(name: str) -> Non
         options["log_probability"] = torch.randn(*batch, n).masked_fill(torch.rand(*batch, n) < 0.4, -torch.inf)
     together = family.build(noise, n, d, dtype=torch.float64, **options).dense()
     for i, j in [(0, 0), (0, 2), (1, 1)]:
-        mine = {key: value[i, j] if isinstance(value, Tensor) else value for key, value in options.items()}
-        alone = family.build(tuple(u[i, j] for u in noise), n, d, dtype=torch.float64, **mine)
-        assert_close(together[i, j], alone.dense(), rtol=0, atol=0)
-        again = family.build(tuple(u[i, j] for u in noise), n, d, dtype=torch.float64, **mine)
-        assert_close(again.dense(), alone.dense(), rtol=0, atol=0)
+        own = {key: value[i, j] if isinstance(value, Tensor) else value for key, value in options.items()}
+        single = family.build(tuple(u[i, j] for u in noise), n, d, dtype=torch.float64, **own)
+        assert torch.equal(together[i, j], single.dense())
 
 
 @pytest.mark.parametrize("name", ["gaussian", "rademacher", "sparse_embedding", *SAMPLING])
@@ -190,15 +183,15 @@ def test_drawing_compiles_without_a_generator(name: str) -> None:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation made; views cost nothing."""
+    """Records the number of elements of the largest tensor that an operation allocates; views count nothing."""
 
     elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {tensor.untyped_storage().data_ptr() for tensor in args if isinstance(tensor, Tensor)}
+        arguments = {tensor.untyped_storage().data_ptr() for tensor in args if isinstance(tensor, Tensor)}
         for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in given:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in arguments:
                 self.elements = max(self.elements, tensor.numel())
         return result
 
@@ -227,10 +220,3 @@ def test_applying_a_sample_touches_only_the_sample(name: str) -> None:
     touched = sketch.dense().ne(0).any(-1)
     assert int(touched.sum()) <= 16 * accumulations
     assert_close(sketch.apply(torch.where(touched[:, None], x, torch.nan)), sketch.apply(x))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_sketch_is_immutable(name: str) -> None:
-    sketch = draw(name, 5, 2)
-    with pytest.raises(FrozenInstanceError):
-        sketch.d = 3

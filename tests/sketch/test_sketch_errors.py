@@ -1,4 +1,4 @@
-"""Errors say what was expected, what came and what to do."""
+"""Errors name what was expected, what came and what to do."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def test_sizes_below_one(name: str, n: int, d: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2.0, "2", True, None])
-def test_sizes_that_are_no_integers(size: Any) -> None:
+def test_sizes_of_a_wrong_type(size: Any) -> None:
     with pytest.raises(TypeError, match="d must be an integer of at least 1"):
         draw("gaussian", 8, size)
 
@@ -40,7 +40,6 @@ def test_sizes_that_are_no_integers(size: Any) -> None:
     ("name", "options", "error", "message"),
     [
         ("sparse_embedding", {"num_nonzeros": 0}, ValueError, "num_nonzeros must be at least 1"),
-        ("sparse_embedding", {"num_nonzeros": 1.5}, TypeError, "num_nonzeros must be an integer"),
         ("accumulative", {"accumulations": 0}, ValueError, "accumulations must be at least 1"),
         ("very_sparse", {"density": 0.0}, ValueError, r"density must be in \(0, 1\], got 0.0"),
         ("very_sparse", {"density": 1.5}, ValueError, r"density must be in \(0, 1\], got 1.5"),
@@ -63,8 +62,6 @@ def test_wrong_arguments_of_a_sketch(name: str) -> None:
     sketch = draw(name, 8, 3)
     with pytest.raises(ValueError, match=r"apply takes shape \(..., n, p\) with n = 8, got \(2, 7, 3\)"):
         sketch.apply(torch.ones(2, 7, 3))
-    with pytest.raises(ValueError, match=r"apply takes shape \(..., n, p\) with n = 8, got \(8,\)"):
-        sketch.apply(torch.ones(8))
     with pytest.raises(ValueError, match=r"lift takes shape \(..., d, p\) with d = 3, got \(8, 3\)"):
         sketch.lift(torch.ones(8, 3))
     with pytest.raises(TypeError, match=r"apply takes a floating point tensor, got torch.int64; convert"):
@@ -74,17 +71,10 @@ def test_wrong_arguments_of_a_sketch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_noise_of_other_sizes_is_refused(name: str) -> None:
+def test_noise_of_other_sizes_raises(name: str) -> None:
     family, options = find(name)
     noise = family.noise(from_generator((2,)), 8, 3, **options)
     with pytest.raises(ValueError, match=r"noise has shape \(2, .*draw it with the same n, d and options"):
         family.build(noise, 20, 5, dtype=torch.float32, **options)
     with pytest.raises(ValueError, match=r"expected \d noise tensors, got \d"):
         family.build((*noise, noise[0]), 8, 3, dtype=torch.float32, **options)
-
-
-def test_noise_of_other_options_is_refused() -> None:
-    family, options = find("accumulative", accumulations=3)
-    noise = family.noise(from_generator(()), 8, 5, **options)
-    with pytest.raises(ValueError, match=r"noise has shape \(5, 3\), expected \(..., 5, 4\)"):
-        family.build(noise, 8, 5, dtype=torch.float32, accumulations=4)

@@ -1,19 +1,20 @@
-"""The matrices of the other families against their definitions."""
+"""The matrices of the other families against their definitions, and the page about them."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from skeinformer.sketch import draw
-from skeinformer.sketch.hadamard import HadamardSketch, padded_length, srht, walsh_hadamard
+from skeinformer.sketch import SKETCHES, draw
+from skeinformer.sketch.dense import HadamardSketch, padded_length, srht, walsh_hadamard
 from skeinformer.sketch.sparse import TRUNCATION, distinct_integers, num_slots
+from tests.helpers import generator
 
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+PAGE = (Path(__file__).parents[2] / "docs" / "sketches.md").read_text()
 
 
 def hadamard_matrix(order: int) -> Tensor:
@@ -49,14 +50,10 @@ def test_walsh_hadamard_is_the_product_with_sylvesters_matrix(length: int) -> No
     assert_close(walsh_hadamard(walsh_hadamard(x)), length * x)
 
 
-@pytest.mark.parametrize(("n", "length"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1023, 1024), (1025, 2048)])
-def test_padded_length(n: int, length: int) -> None:
-    assert padded_length(n) == length
-
-
 @pytest.mark.parametrize(("n", "d"), [(1, 1), (1, 3), (6, 4), (8, 8), (11, 20), (5, 17)])
-def test_srht_is_signs_hadamard_rows(n: int, d: int) -> None:
-    length = padded_length(n)
+def test_srht_is_the_product_of_signs_and_sampled_hadamard_rows(n: int, d: int) -> None:
+    length = 2 ** math.ceil(math.log2(n))
+    assert padded_length(n) == length
     u, v = torch.rand(n, generator=generator()), torch.rand(length, generator=generator(1))
     sketch = srht((u, v), n, d, dtype=torch.float64)
     assert isinstance(sketch, HadamardSketch)
@@ -69,7 +66,7 @@ def test_srht_is_signs_hadamard_rows(n: int, d: int) -> None:
     assert_close(sketch.dense().square().sum(-1), torch.ones(n, dtype=torch.float64))
 
 
-def test_srht_preserves_norms_when_it_keeps_all_rows() -> None:
+def test_srht_with_all_rows_is_an_isometry() -> None:
     sketch = draw("srht", 13, 32, batch=(5,), dtype=torch.float64, generator=generator())
     x = torch.randn(13, 4, dtype=torch.float64)
     assert_close(sketch.lift(sketch.apply(x)), x.expand(5, 13, 4))
@@ -139,3 +136,17 @@ def test_very_sparse_columns_have_enough_slots(n: int, d: int, density: float) -
     overflow = math.fsum(math.exp(log_probability(count)) for count in range(slots + 1, n + 1))
     assert d * overflow < TRUNCATION
     assert slots <= min(n, 4 * n * density + 40)
+
+
+def test_examples_of_the_page_run() -> None:
+    namespace: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(block, namespace)
+    assert namespace["again"].shape == (1000, 32)
+
+
+def test_the_page_lists_every_family_with_its_options() -> None:
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| `")]
+    assert {row[0].strip("`"): re.findall(r"`(\w+)`", row[4]) for row in rows} == {
+        name: list(family.defaults) for name, family in SKETCHES.items()
+    }

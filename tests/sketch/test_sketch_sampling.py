@@ -1,4 +1,4 @@
-"""Sub-sampling against transcriptions of its definition, at the ends of the distribution, and with nothing to draw."""
+"""Sub-sampling against slow transcriptions of its definition, at the ends of the distribution, and without rows."""
 
 import math
 
@@ -12,13 +12,10 @@ from torch.testing import assert_close
 from skeinformer.sketch import SKETCHES, draw
 from skeinformer.sketch.sampling import accumulative, subsampling, subsampling_without, with_replacement
 from tests.cases import cases
+from tests.helpers import generator
 
 SAMPLING = [name for name in SKETCHES if "log_probability" in SKETCHES[name].defaults]
 NEVER = -torch.inf
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:
@@ -39,7 +36,7 @@ def reference_subsampling(u: list[float], p: list[float], d: int) -> Tensor:
 
 
 def reference_without(u: list[float], p: list[float], d: int) -> Tensor:
-    """The d first arrivals at rates p_i, weighed by the chance to arrive before the first that is left out.
+    """The d first arrivals at rates p_i, weighted by the probability to arrive before the first that is not chosen.
 
     -log of an arrival time is log p_i plus Gumbel noise.
     """
@@ -117,7 +114,7 @@ def test_a_small_share_spread_over_many_rows_is_drawn_evenly() -> None:
 
 @pytest.mark.parametrize("name", SAMPLING)
 @pytest.mark.parametrize("d", [1, 3, 6, 9])
-def test_an_example_with_nothing_to_draw_gives_zero(name: str, d: int) -> None:
+def test_an_example_without_rows_to_draw_gives_zero(name: str, d: int) -> None:
     log_p = torch.zeros(3, 6)
     log_p[1] = NEVER
     log_p[2, 2:] = NEVER
@@ -160,15 +157,8 @@ def test_without_replacement_draws_distinct_rows() -> None:
     assert ((sketch.dense() != 0).sum(-2) == 1).all()
 
 
-def test_support_sizes_differ_within_a_batch() -> None:
-    sizes = torch.tensor([1, 3, 5, 8])
-    log_p = torch.zeros(4, 8).masked_fill(torch.arange(8) >= sizes[:, None], NEVER)
-    dense = draw("subsampling_without", 8, 5, batch=(4,), generator=generator(), log_probability=log_p).dense()
-    assert (dense != 0).sum((-2, -1)).tolist() == [1, 3, 5, 5]
-
-
 @pytest.mark.parametrize("name", SAMPLING)
-def test_not_a_number_stays_in_its_example(name: str) -> None:
+def test_a_nan_changes_only_its_example(name: str) -> None:
     log_p = torch.randn(3, 6, generator=generator())
     clean = draw(name, 6, 4, batch=(3,), generator=generator(), log_probability=log_p).dense()
     log_p = log_p.clone()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from skeinformer.sketch import SKETCHES, draw
+from tests.helpers import generator
 
 NAMES = list(SKETCHES)
 SAMPLING = [name for name in NAMES if "log_probability" in SKETCHES[name].defaults]
@@ -35,7 +36,7 @@ def label(variant: tuple[str, dict[str, Any]]) -> str:
 def test_mean_of_s_s_transposed_is_the_identity(variant: tuple[str, dict[str, Any]], d: int) -> None:
     name, options = variant
     n, trials = 7, 20_000
-    sketch = draw(name, n, d, batch=(trials,), generator=torch.Generator().manual_seed(1), **options)
+    sketch = draw(name, n, d, batch=(trials,), generator=generator(1), **options)
     dense = sketch.dense().double()
     products = dense @ dense.mT  # (trials, n, n)
     standard_error = products.std(0) / math.sqrt(trials)
@@ -44,15 +45,14 @@ def test_mean_of_s_s_transposed_is_the_identity(variant: tuple[str, dict[str, An
 
 def squared_norms(name: str, x: Tensor, d: int, trials: int, **options: Any) -> Tensor:
     """|S^T x|^2 / |x|^2 of independent draws, (trials,)."""
-    generator = torch.Generator().manual_seed(2)
-    sketch = draw(name, x.shape[0], d, batch=(trials,), generator=generator, **options)
+    sketch = draw(name, x.shape[0], d, batch=(trials,), generator=generator(2), **options)
     return sketch.apply(x[:, None]).double().square().sum((-2, -1)) / x.double().square().sum()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_distortion_of_norms_shrinks_with_the_root_of_d(name: str) -> None:
     # a normal vector: sub-sampling a flat one has no distortion at all
-    x = torch.randn(256, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(256, generator=generator(0))
     small, large = (squared_norms(name, x, d, trials=2000).std() for d in (8, 32))
     # 4 times the columns halve the spread. At these sizes drawing without replacement from 256 adds 6 %, the random
     # inclusion chance of sub-sampling without replacement 5 % more, and the estimate has a standard error of 3 %.
@@ -61,7 +61,7 @@ def test_distortion_of_norms_shrinks_with_the_root_of_d(name: str) -> None:
 
 
 def exact_variance(name: str, x: Tensor, d: int) -> float:
-    """The variance of |S^T x|^2 for a unit vector x, worked out from the definition of each family."""
+    """The variance of |S^T x|^2 for a unit vector x, derived from the definition of each family."""
     n = x.shape[0]
     fourth = float(x.pow(4).sum())
     if name == "gaussian":
@@ -81,7 +81,7 @@ def exact_variance(name: str, x: Tensor, d: int) -> float:
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"subsampling_without"}))  # its variance has no closed form
 def test_variance_of_norms_is_the_exact_one(name: str) -> None:
-    x = torch.randn(64, generator=torch.Generator().manual_seed(0)).double()
+    x = torch.randn(64, generator=generator(0)).double()
     x /= x.norm()
     d, trials = 8, 10_000
     deviations = (squared_norms(name, x, d, trials) - 1).square()
@@ -90,7 +90,7 @@ def test_variance_of_norms_is_the_exact_one(name: str) -> None:
 
 
 def test_without_replacement_has_the_smaller_variance() -> None:
-    x = torch.randn(32, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(32, generator=generator(0))
     with_replacement, without = (
         squared_norms(name, x, 24, trials=4000).var() for name in ("subsampling", "subsampling_without")
     )
@@ -101,11 +101,9 @@ def test_without_replacement_has_the_smaller_variance() -> None:
 def test_a_row_that_sums_to_one_sums_to_one_on_average(name: str) -> None:
     # B S S^T 1 with importance probabilities; weights 1/(d p) on rows drawn without replacement would average above 1
     n, d, trials = 40, 12, 20_000
-    scores = 2 * torch.randn(n, generator=torch.Generator().manual_seed(0))
+    scores = 2 * torch.randn(n, generator=generator(0))
     b = scores.softmax(-1)
-    sketch = draw(
-        name, n, d, batch=(trials,), generator=torch.Generator().manual_seed(1), log_probability=scores, dtype=b.dtype
-    )
+    sketch = draw(name, n, d, batch=(trials,), generator=generator(1), log_probability=scores, dtype=b.dtype)
     sums = (b @ sketch.lift(sketch.apply(torch.ones(n, 1)))).squeeze(-1)  # (trials,)
     standard_error = sums.std() / math.sqrt(trials)
     assert abs(float(sums.mean()) - 1) <= 4 * float(standard_error) + 1e-5

@@ -198,8 +198,8 @@ def test_the_cases_are_those_of_the_documentation() -> None:
         "Cluster sketch, quality accurate, d = 128",
     ]
     module: Any = SKEIN.build(300, 32, 0)
-    assert (module.options.budget, module.options.num_pilots) == (256, 256)
-    sizes = [(x.options.budget, x.options.num_pilots) for x in (c.build(300, 32, 0) for c in CLUSTERS.values())]
+    assert (module.method.budget, module.method.num_pilots) == (256, 256)
+    sizes = [(x.method.budget, x.method.num_pilots) for x in (c.build(300, 32, 0) for c in CLUSTERS.values())]
     assert sizes == [(16, 16), (128, 64)]
 
 

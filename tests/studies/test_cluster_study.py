@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from skeinformer import ClusterNoise, cluster_attention
+from skeinformer import cluster_attention
+from skeinformer.attention import ClusterNoise
 from studies.cluster_study import CHANGES, table, variant
 from tests.helpers import generator, tensors
 

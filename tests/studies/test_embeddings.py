@@ -1,6 +1,5 @@
 """Embeddings of long passages: the right passages, numbers that mean what they say, runs that can be continued."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -35,13 +34,7 @@ from studies.embeddings import (
     run_embeddings,
     store_path,
 )
-from tests.huggingface.models import WORDS, save_bert
-
-
-@pytest.fixture(autouse=True)
-def _unregister() -> Iterator[None]:
-    yield
-    huggingface.unregister()
+from tests.models.hf_models import WORDS, save_bert
 
 
 @pytest.fixture
@@ -234,7 +227,7 @@ def test_a_broken_file_of_embeddings_is_named(options: Embeddings) -> None:
     ("change", "message"),
     [
         ({"methods": ()}, "methods is empty"),
-        ({"methods": ("linformer",)}, "'linformer' cannot stand in for the model's attention"),
+        ({"methods": ("linformer",)}, "'linformer' cannot replace the attention of a model"),
         ({"methods": ("skienformer",)}, "did you mean 'skeinformer'"),
         ({"budgets": (0,)}, "budget must be at least 1"),
         ({"passages": 1}, "passages must be at least 2"),

@@ -1,6 +1,5 @@
 """Fine-tuning with exact and with sketched attention: the right reviews, learning, records, runs that go on."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -31,13 +30,7 @@ from studies.finetune import (
     start_training,
 )
 from studies.offered import studied_methods
-from tests.huggingface.models import WORDS, save_bert
-
-
-@pytest.fixture(autouse=True)
-def _unregister() -> Iterator[None]:
-    yield
-    huggingface.unregister()
+from tests.models.hf_models import WORDS, save_bert
 
 
 @pytest.fixture
@@ -92,7 +85,6 @@ def test_only_long_reviews_are_taken_cut_and_held_out(options: Finetune) -> None
 
 
 def test_padding_and_dropout_do_not_enter_a_classifier(options: Finetune) -> None:
-    huggingface.register(min_length=0)
     pretrained = load_model(options.model)
     data = load_data(replace(options, length=150), pretrained)
     for case in make_cases(options):
@@ -108,7 +100,6 @@ def test_padding_and_dropout_do_not_enter_a_classifier(options: Finetune) -> Non
 
 
 def test_methods_start_from_the_same_weights(options: Finetune) -> None:
-    huggingface.register(min_length=0)
     pretrained = load_model(options.model)
     first, second = (start_training(options, pretrained, case, 3)[0] for case in make_cases(options)[:2])
     for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
@@ -141,7 +132,6 @@ def test_a_study_its_records_and_its_table(options: Finetune, capsys: pytest.Cap
 
 def test_a_run_goes_on_at_the_next_cell(options: Finetune) -> None:
     options = replace(options, methods=("softmax", "vmean"), steps=2, seeds=(0, 1), test_examples=4)
-    huggingface.register(min_length=0)
     pretrained = load_model(options.model)
     data, cases = load_data(options, pretrained), make_cases(options)
     records = finetune_records(options, pretrained, data, cases)
@@ -157,8 +147,11 @@ def test_a_run_goes_on_at_the_next_cell(options: Finetune) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"methods": ("reformer",)}, "'reformer' cannot stand in for the model's attention"),
-        ({"methods": ("policy:after=2,later=32",)}, "the option later counts the calls of one run"),
+        ({"methods": ("reformer",)}, "'reformer' cannot replace the attention of a model"),
+        (
+            {"methods": ("policy:after=2,later=32",)},
+            "the options later and draws of policy are for training",
+        ),
         ({"seeds": ()}, "seeds is empty"),
         ({"length": 60}, "length must be at least 80"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
@@ -204,7 +197,6 @@ def test_autocast_is_another_cell_and_both_measure_the_test_loss(options: Finetu
         assert row["test_loss"] != other["test_loss"]  # the products are rounded
         assert row["test_loss"] == pytest.approx(other["test_loss"], rel=0.05)
     old = [{name: value for name, value in row.items() if name != "autocast"} for row in rows[:2]]
-    huggingface.register(min_length=0)
     pretrained = load_model(options.model)
     data, cases = load_data(made, pretrained), make_cases(made)
     assert list(finetune_records(made, pretrained, data, cases, old)) == []
@@ -216,7 +208,6 @@ def test_one_layer_can_stay_exact(options: Finetune) -> None:
     data = load_data(options, pretrained)
     batch = data.train.take(torch.arange(2))
     with studied_methods("policy"):
-        huggingface.register(min_length=0)
         cases = make_cases(replace(options, methods=("softmax", "policy", "policy:exact_layer=0")))
         states = []
         for case in cases:
@@ -228,7 +219,6 @@ def test_one_layer_can_stay_exact(options: Finetune) -> None:
                     attention_mask=batch.mask,
                     position_ids=classifier.positions,
                     output_hidden_states=True,
-                    **classifier.options,
                 )
             states.append(found.hidden_states)
     exact, sketched, mixed = states

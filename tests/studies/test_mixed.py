@@ -5,40 +5,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer import cluster_attention
-from skeinformer.attention.inputs import prepare
-from studies.mixed import Mixed, MixedOptions
+from skeinformer import build, cluster_attention
+from skeinformer.attention import ClusterNoise
+from studies.offered import studied_methods
 from tests.helpers import generator, random_mask, tensors
 
 N, D = 40, 6
 
 
-def mixed(inputs: tuple[Tensor, Tensor, Tensor], mask: Tensor, **options: str) -> Tensor:
-    chosen = Mixed.complete(MixedOptions(budget=D, **options))  # type: ignore[arg-type]
-    noise = noise_of(inputs)
-    return Mixed.compute(prepare(*inputs, key_mask=mask), noise, chosen)[0]
-
-
-def noise_of(inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def noise_of(inputs: tuple[Tensor, Tensor, Tensor]) -> ClusterNoise:
     source = generator(3)
-    return (torch.rand(*inputs[0].shape[:3], generator=source), torch.rand(*inputs[1].shape[:3], generator=source))
+    return ClusterNoise(*(torch.rand(*x.shape[:3], generator=source) for x in inputs[:2]))
 
 
 @pytest.mark.parametrize("output", ["exact", "sketch"])
-@pytest.mark.parametrize(
-    "parts", [("exact",) * 3, ("keys",) * 3, ("keys", "queries", "queries"), ("keys", "exact", "keys")]
-)
+@pytest.mark.parametrize("parts", [("exact",) * 3, ("sketch",) * 3, ("sketch", "exact", "sketch")])
 def test_every_part_is_that_of_its_own_attention(output: str, parts: tuple[str, str, str]) -> None:
     inputs, mask = tensors(2, 2, N), random_mask(2, N)
-    exact = F.scaled_dot_product_attention(*inputs, attn_mask=mask[:, None, None, :])
-    by_gradient = {
-        name: cluster_attention(*inputs, key_mask=mask, budget=D, gradient=name, noise=noise_of(inputs))
-        for name in ("keys", "queries")
+    expected = {
+        "exact": F.scaled_dot_product_attention(*inputs, attn_mask=mask[:, None, None, :]),
+        "sketch": cluster_attention(*inputs, key_mask=mask, budget=D, noise=noise_of(inputs)),
     }
-    found = mixed(inputs, mask, output=output, **dict(zip(("dq", "dk", "dv"), parts, strict=True)))
-    torch.testing.assert_close(found, exact if output == "exact" else by_gradient["keys"])
-    up = torch.randn_like(found)
-    expected = {name: torch.autograd.grad(out, inputs, up) for name, out in {"exact": exact, **by_gradient}.items()}
-    ours = torch.autograd.grad(found, inputs, up)
-    for place, part in enumerate(parts):
-        torch.testing.assert_close(ours[place], expected[part][place])
+    options = dict(zip(("dq", "dk", "dv"), parts, strict=True))
+    with studied_methods("mixed"):
+        attention = build("mixed", head_dim=inputs[0].shape[-1], budget=D, output=output, **options)
+    result = attention(*inputs, key_mask=mask, noise=noise_of(inputs))
+    torch.testing.assert_close(result, expected[output])
+    up = torch.randn_like(result)
+    gradients = {name: torch.autograd.grad(out, inputs, up) for name, out in expected.items()}
+    for place, (ours, part) in enumerate(zip(torch.autograd.grad(result, inputs, up), parts, strict=True)):
+        torch.testing.assert_close(ours, gradients[part][place])

@@ -30,7 +30,7 @@ def call(module: torch.nn.Module, inputs: tuple[Tensor, Tensor, Tensor]) -> Tens
 def test_without_a_policy_it_is_the_cluster_sketch() -> None:
     inputs = tensors(2, 2, N)
     assert torch.equal(call(module(), inputs), call(cluster(), inputs))
-    assert not torch.equal(module()(*inputs), module()(*inputs))  # training draws anew
+    assert not torch.equal(module()(*inputs), module()(*inputs))  # training draws again
 
 
 def test_only_the_named_layer_is_exact() -> None:

@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="needs the extra `lab`")
 
 from studies.command import start
 from studies.positions import Positions, ranks, run
-from tests.huggingface.models import WORDS, save_bert
+from tests.models.hf_models import WORDS, save_bert
 
 
 def test_ranks_are_of_the_second_half_among_all() -> None:

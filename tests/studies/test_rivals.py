@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from skeinformer.attention import METHODS, Attention, build
-from skeinformer.compare.contender import OFFERED, offer, parse
+from skeinformer.lab.contender import OFFERED, offer, parse
 from skeinformer.lab.measure.flops import count_multiply_adds
 from skeinformer.lab.measure.pretrained import pretrained_qkv
 from studies.rivals import METHODS as RIVALS
-from studies.rivals import HyperAttention, Thinformer, fill_slots, gray_code, halve, num_rounds, thin
+from studies.rivals import Thinformer, fill_slots, gray_code, halve, num_rounds, thin
 from studies.wildcat import WildCat, WildCatNoise, largest_norm, random_pivots, squared_temperature
 from tests.helpers import (
     DTYPES,
@@ -183,7 +183,7 @@ def test_temperature_solves_its_equation() -> None:
 @pytest.mark.parametrize("at_once", [1, 4, 8])
 def test_wildcat_is_the_nystrom_formula_for_its_pivots(at_once: int) -> None:
     q, k, v = tensors(1, 2, 12, 20)
-    module = WildCat(head_dim=HEAD_DIM, budget=8, pivots_at_once=at_once)
+    module = rival("wildcat", budget=8, pivots_at_once=at_once)
     noise = draw(module, q, k)
     output = module(q, k, v, noise=noise)
     centred = k - k.mean(-2, keepdim=True)
@@ -205,8 +205,8 @@ def test_wildcat_is_the_nystrom_formula_for_its_pivots(at_once: int) -> None:
 
 def test_bins_are_compressed_alone_and_attended_together() -> None:
     q, k, v = tensors(1, 1, 12, 21)
-    module = WildCat(head_dim=HEAD_DIM, budget=13, num_bins=3)  # 4 keys of each 7
-    assert module.options.num_bins == 3
+    module = rival("wildcat", budget=13, num_bins=3)  # 4 keys of each 7
+    assert module.method == WildCat(budget=13, num_bins=3)
     noise = draw(module, q, k)
     output = module(q, k, v, noise=noise)
     centred, scale = (k - k.mean(-2, keepdim=True))[0, 0], HEAD_DIM**-0.5
@@ -227,7 +227,7 @@ def test_bins_are_compressed_alone_and_attended_together() -> None:
 
 
 def test_more_bins_than_keys_to_draw_are_as_many() -> None:
-    assert WildCat(head_dim=HEAD_DIM, budget=3, num_bins=8).options.num_bins == 3
+    assert WildCat(budget=3, num_bins=8).bins == 3
 
 
 def test_pivots_have_the_probabilities_of_randomly_pivoted_cholesky() -> None:
@@ -247,7 +247,7 @@ def test_pivots_have_the_probabilities_of_randomly_pivoted_cholesky() -> None:
 
 def test_pivots_leave_less_of_the_kernel_than_uniform_keys() -> None:
     x = 0.7 * tensors(1, 4, 200)[1].detach()
-    module = WildCat(head_dim=HEAD_DIM, budget=20, pivots_at_once=8)
+    module = rival("wildcat", budget=20, pivots_at_once=8)
     pivots = random_pivots(x, torch.ones(1, 4, 200).bool(), draw(module, x, x), 20, 8)
     kernel = (x @ x.mT).exp()
 
@@ -264,7 +264,7 @@ def test_copies_of_a_key_are_one_pivot() -> None:
     """Where fewer keys differ than there are places, the others stay empty, and nothing breaks."""
     q, k, v = tensors(1, 2, 10, 30, dtype=torch.float32)
     k = k[:, :, :3].repeat(1, 1, 10, 1)
-    output = WildCat(head_dim=HEAD_DIM, budget=8)(q, k, v)
+    output = rival("wildcat", budget=8)(q, k, v)
     assert relative_error(output, dense_exact(q, k, v)).max() < 0.01
 
 
@@ -326,7 +326,7 @@ def test_halving_balances_better_than_coins() -> None:
 
 def test_log_odds_must_be_positive() -> None:
     with pytest.raises(ValueError, match="log_odds must be a positive number"):
-        Thinformer(head_dim=4, log_odds=0)
+        Thinformer(log_odds=0)
 
 
 # HyperAttention
@@ -347,7 +347,7 @@ def test_numerator_and_denominator_of_hyperattention_are_unbiased(masked: bool) 
     draws, n = 4000, 10
     q, k, _ = (copies(x, draws) for x in tensors(1, 1, n))
     mask = random_mask(1, n, seed=3).expand(draws, n) if masked else None
-    module = HyperAttention(head_dim=HEAD_DIM, budget=6)
+    module = rival("hyperattention", budget=6)
     noise = draw(module, q, k)
     noise = (noise[0][:1].expand_as(noise[0]), noise[1])  # the same blocks, other samples
     one_hot = torch.eye(n, dtype=q.dtype).expand(draws, 1, n, n)

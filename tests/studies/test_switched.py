@@ -6,7 +6,7 @@ pytest.importorskip("transformers", reason="needs transformers, of the extra `la
 
 import transformers
 
-from skeinformer.compare.contender import Contender
+from skeinformer.lab.contender import Contender
 from skeinformer.lab.measure.approx import Case
 from studies.switched import switch
 
@@ -15,5 +15,5 @@ def test_a_model_that_keeps_its_own_attention_is_refused() -> None:
     config = transformers.MPNetConfig(
         vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
-    with pytest.raises(ValueError, match="MPNetModel does not go through transformers' attention interface"):
+    with pytest.raises(ValueError, match="MPNetModel does not choose its attention by name"):
         switch(transformers.MPNetModel(config), Case(Contender("cluster"), 5))

@@ -19,10 +19,10 @@ pytest.importorskip("rich", reason="needs the extra `lab`")
 from rich.console import Console
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
 from skeinformer.lab.commands.approx import Approx, as_experiment, default_methods, result_blocks, run_approx, show
 from skeinformer.lab.console import column_groups
+from skeinformer.lab.contender import parse
 from skeinformer.lab.measure.approx import KEYS, cases
 from skeinformer.lab.measure.pretrained import minilm_folder
 from skeinformer.lab.progress import progress

@@ -13,9 +13,9 @@ pytest.importorskip("tyro", reason="needs the extra `lab`")
 from rich.console import Console
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.contender import parse
 from skeinformer.lab import cli
 from skeinformer.lab.commands.bench import COLUMNS, Bench, growth_rows, run_bench, tables
+from skeinformer.lab.contender import parse
 from skeinformer.lab.measure.crossing import faster_from
 from skeinformer.lab.measure.speed import IDENTITY
 from skeinformer.lab.records import Record, append, key_of, read

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 pytest.importorskip("tyro", reason="needs the extra `report`")
 
-from skeinformer.compare.contender import offer
 from skeinformer.lab import cli
+from skeinformer.lab.contender import offer
 from skeinformer.lab.records import Record, append
 from skeinformer.lab.report.sections import SECTIONS
 from tests.lab.report.synthetic import approx_records, bench_records

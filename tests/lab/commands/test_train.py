@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.contender import OFFERED
 from skeinformer.lab import cli
 from skeinformer.lab.commands.train import Display, run_train
+from skeinformer.lab.contender import OFFERED
 from skeinformer.lab.records import read
 from skeinformer.lab.training.job import job_of
 from skeinformer.lab.training.options import Train

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("transformers", reason="needs the extra `lab`")
 
 from skeinformer.attention import build
-from skeinformer.compare.contender import parse_all
+from skeinformer.lab.contender import parse_all
 from skeinformer.lab.measure import approx
 from skeinformer.lab.measure.approx import VALUES, Experiment, cases, compact, error_records, load_source, summarize
 from skeinformer.lab.measure.approx_time import time_records

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from skeinformer.compare.measure import frobenius_error
+from skeinformer.comparison.measure import frobenius_error
 from skeinformer.lab.measure.errors import (
     finite,
     input_gradients,

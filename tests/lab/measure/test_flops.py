@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import flop_registry
 
 from skeinformer.attention import METHODS, build
-from skeinformer.compare.contender import offer
+from skeinformer.lab.contender import offer
 from skeinformer.lab.measure.flops import (
     FORMULAS,
     PAPER,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from skeinformer.compare.contender import build_contender, parse
+from skeinformer.lab.contender import build_contender, parse
 from skeinformer.lab.measure.peers import PEERS, Peer, peer_records, performer_pytorch
 from skeinformer.lab.measure.speed import InputSizes
 from skeinformer.lab.records import check

@@ -13,8 +13,8 @@ pytest.importorskip("rich", reason="needs the extra `lab`")
 
 from rich.console import Console
 
-from skeinformer.compare.contender import parse_all
 from skeinformer.lab.commands.bench import Bench, run_bench, tables
+from skeinformer.lab.contender import parse_all
 from skeinformer.lab.measure import pool
 from skeinformer.lab.measure.processes import GATHERED, OfProcess, process_records
 from skeinformer.lab.records import Record, read

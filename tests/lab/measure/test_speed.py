@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.contender import parse
+from skeinformer.lab.contender import parse
 from skeinformer.lab.measure.crossing import crossover, growth_exponent
 from skeinformer.lab.measure.speed import (
     IDENTITY,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from skeinformer.compare.contender import parse
+from skeinformer.lab.contender import parse
 from skeinformer.lab.measure.steps import step_records, training_step
 from skeinformer.lab.records import check
 

@@ -1,7 +1,7 @@
 """Records as `skein approx` and `skein bench` write them, made up: errors that fall with d, times that grow with n."""
 
 from skeinformer.attention import METHODS
-from skeinformer.compare.contender import OFFERED, Contender, has_budget, parse
+from skeinformer.lab.contender import OFFERED, Contender, has_budget, parse
 from skeinformer.lab.records import Record
 from skeinformer.sketch import SKETCHES
 

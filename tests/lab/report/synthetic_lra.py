@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from skeinformer.compare.contender import parse
+from skeinformer.lab.contender import parse
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.published import TASKS
 from tests.lab.report.synthetic import MACHINE

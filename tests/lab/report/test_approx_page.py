@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs the extra `report`")
 
-from skeinformer.compare.contender import parse
+from skeinformer.lab.contender import parse
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.approx import (
     RATIO,

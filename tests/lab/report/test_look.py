@@ -11,7 +11,7 @@ pytest.importorskip("playwright", reason="needs playwright, of the extra `dev`")
 from skeinformer.lab.records import Record
 from skeinformer.lab.report.families import FAMILIES
 from skeinformer.lab.report.sections import write_report
-from tests.compare.test_text import layer, whole
+from tests.comparison.test_text import layer, whole
 from tests.lab.report.browsing import IN_BROWSER, shown
 from tests.lab.report.synthetic import approx_records, bench_records, embedding_records, finetune_records
 from tests.lab.report.synthetic_lra import lra_records
@@ -20,7 +20,7 @@ from tests.lab.report.test_demo_page import RECORDS as DEMO
 pytestmark = IN_BROWSER
 METHODS = ("softmax", "vmean", "informer", "linformer", "skeinformer", "skeinformer:num_pilots=32", "cluster")
 LAYERS = [
-    layer(i, 0.1 + 0.1 * i, 32, head=head, layer=f"encoder.layer.{i}.attention.self", index=i)
+    layer(i, 0.1 + 0.1 * i, head=head, layer=f"encoder.layer.{i}.attention.self", index=i)
     for i in range(6)
     for head in (None, *range(12))
 ]

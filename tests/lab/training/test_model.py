@@ -129,7 +129,7 @@ def test_the_paper_s_sizes() -> None:
     (first, *_) = model.encoder.layers
     assert isinstance(first, Layer)
     assert (first.attention.num_heads, first.attention.attention.head_dim) == (2, 32)
-    assert first.attention.attention.budget == 256
+    assert first.attention.attention.method.budget == 256
 
 
 def test_self_attention_is_multi_head_attention() -> None:
