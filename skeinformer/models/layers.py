@@ -1,6 +1,7 @@
 """`torch.nn.MultiheadAttention` with sketched attention: its arguments, parameters, state_dict and call."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention, build
 from skeinformer.attention.table import DEFAULT
+from skeinformer.distributed.handshake import broadcast_errors
 from skeinformer.kernels.choice import is_eager_cpu
 from skeinformer.models.policy import Call, MinLength, Policy, exact_attention, notify_observer
 
@@ -108,13 +110,18 @@ class MultiheadAttention(nn.MultiheadAttention):
         Raises:
             ValueError: Weights, a causal mask or an `attn_mask` are asked for, or a shape is wrong.
         """
-        if need_weights or attn_mask is not None or is_causal:
-            argument = "need_weights=True" if need_weights else "is_causal=True" if attn_mask is None else "attn_mask"
-            why = "is not possible with sketched attention, which forms no weights and masks only padding"
-            raise ValueError(f"{argument} {why}. Leave it out, or this layer out of skeinformer.convert by filter=...")
-        for name, x, width in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
-            check_input(name, x, width, query.dim())
-        key_mask = real_keys(key_padding_mask, key, batch_first=self.batch_first)
+        group = self.attention.group
+        with nullcontext() if group is None else broadcast_errors(group):  # other ranks wait in the handshake
+            if need_weights or attn_mask is not None or is_causal:
+                argument = (
+                    "need_weights=True" if need_weights else "attn_mask" if attn_mask is not None else "is_causal"
+                )
+                why = "is not possible with sketched attention, which forms no weights and masks only padding"
+                raise ValueError(f"{argument} {why}. Leave it out, or this layer out of convert by filter=...")
+            sizes = (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim))
+            for name, x, width in sizes:
+                check_input(name, x, width, query.dim())
+            key_mask = real_keys(key_padding_mask, key, batch_first=self.batch_first)
         query_mask = key_mask if query is key else None
         # the sizes alone decide, before anything is projected
         tokens = 1 if self.batch_first and query.dim() == 3 else 0

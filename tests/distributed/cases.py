@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skeinformer import build, cluster_attention, distributed, skein_attention
+from skeinformer import MultiheadAttention, build, cluster_attention, distributed, skein_attention
 from skeinformer.attention import Attention, over_ranks
 from skeinformer.distributed.world import Ranks
 from skeinformer.kernels import plain
@@ -214,6 +214,13 @@ def ready(group: Any) -> None:
 def attend(group: Any) -> Tensor:
     q, k, v = tensors(1, 1, 10)
     return cluster_attention(q, k, v, budget=3, group=group)
+
+
+def layer_of_another_width(group: Any, who: int) -> None:
+    """A layer whose input has the wrong width on one rank."""
+    layer = MultiheadAttention(8, 2, batch_first=True, group=group)
+    x = torch.ones(1, 4, 9 if distributed.Group.of(group).rank == who else 8)
+    layer(x, x, x)
 
 
 def dies(group: Any, who: int) -> None:

@@ -57,6 +57,13 @@ def test_an_error_of_one_rank_ends_the_others(
             raise error
 
 
+def test_a_layer_that_raises_on_one_rank_ends_the_others(pool: Pool) -> None:
+    pool.start("layer_of_another_width", 2, 1)
+    for rank, error in enumerate(pool.results(2)):
+        assert type(error) is (ValueError if rank == 1 else RankError)
+        assert "query has shape (1, 4, 9)" in str(error)
+
+
 def test_a_mask_that_differs_between_ranks_is_found_where_it_is_divided(pool: Pool) -> None:
     pool.start("shard_of_different_masks", 3)
     for error in pool.results(3):
