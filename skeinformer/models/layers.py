@@ -113,9 +113,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         group = self.attention.group
         with nullcontext() if group is None else broadcast_errors(group):  # other ranks wait in the handshake
             if need_weights or attn_mask is not None or is_causal:
-                argument = (
-                    "need_weights=True" if need_weights else "attn_mask" if attn_mask is not None else "is_causal"
-                )
+                argument = "is_causal=True" if attn_mask is None else "attn_mask"
+                argument = "need_weights=True" if need_weights else argument
                 why = "is not possible with sketched attention, which forms no weights and masks only padding"
                 raise ValueError(f"{argument} {why}. Leave it out, or this layer out of convert by filter=...")
             sizes = (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim))
