@@ -50,7 +50,7 @@ class BlockSparse(Method):
 
     def pattern(self, query: Tensor, key_mask: Tensor | None, noise: Noise) -> Pattern:
         """Return who sees whom; the mask is (b, 1, n)."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} is no pattern: it does not define `pattern`")
 
     def attend(self, inputs: Inputs, noise: Noise) -> tuple[Tensor, Trace]:
         pattern = self.pattern(inputs.query, inputs.key_mask, noise)
