@@ -20,11 +20,12 @@ from skeinformer.attention.inputs import Inputs, Noise
 from skeinformer.attention.pilots import Pilots
 from skeinformer.attention.rows import Rows
 from skeinformer.attention.virtual_keys import VirtualKeys, from_mask
-from skeinformer.kernels.choice import backward_once, needs_grad, statistics_dtype
+from skeinformer.kernels.choice import backward_once, is_eager_cpu, needs_grad, statistics_dtype
 from skeinformer.kernels.fused import attend_backward, attend_with_lse
-from skeinformer.kernels.rows import batches
+from skeinformer.kernels.rows import batches, gather_rows, write_rows_
 from skeinformer.noise import Rand
 
+MANY = 1 / 6  # from this share of pilots on, gathering the other rows is quicker than computing all
 Gradients = tuple[Tensor, Tensor, Tensor | None]  # of virtual keys, virtual values and slope
 
 
@@ -73,15 +74,28 @@ def attend_over(sketch: Sketch, query: Tensor, scale: float, *, in_place: bool) 
 
     In place the output takes the memory of the attention over the virtual keys.
     """
+    others = other_rows(sketch.pilots, query)
+    whole, query = query, query if others is None else gather_rows(query, others)
     attended, lse = attend_with_lse(query, *sketch.virtual, scale)
     output = attended
     if sketch.slope is not None:
         output = attended if in_place else torch.empty_like(attended)
         for each, q, slope, result in batches(attended, query, sketch.slope, output):
             torch.baddbmm(each, q, slope, out=result)
+    if others is not None:
+        output = write_rows_(output.new_empty(*whole.shape[:-1], output.shape[-1]), others, output)
     if sketch.pilots is not None:
         sketch.pilots.rows.write_(output, sketch.pilots.output)
     return output, attended, lse
+
+
+def other_rows(pilots: Pilots | None, query: Tensor) -> Tensor | None:
+    """Return the rows that are no pilots, (b, h, n - P), where it is quicker to compute these alone; else None."""
+    n, num_pilots = query.shape[-2], 0 if pilots is None else pilots.lse.shape[-1]
+    if pilots is None or pilots.rows.here is not None or not n > num_pilots >= MANY * n or not is_eager_cpu(query):
+        return None
+    others = torch.ones(*query.shape[:-1], dtype=torch.bool).scatter_(-1, pilots.rows.index, False)
+    return others.nonzero()[:, -1].view(*query.shape[:2], n - num_pilots)
 
 
 class SketchedAttention(torch.autograd.Function):
@@ -93,7 +107,7 @@ class SketchedAttention(torch.autograd.Function):
     ) -> Tensor:
         output, attended, lse = attend_over(sketch, query, inputs.scale, in_place=False)
         pilots = sketch.pilots
-        if pilots is not None:
+        if pilots is not None and lse.shape[-1] == query.shape[-2]:  # of all rows: not of `other_rows` alone
             pilots.rows.fill_(lse, torch.inf)
         rows = () if pilots is None else (*pilots.rows, *pilots[1:])
         key_mask = None if inputs.key_mask is None else inputs.key_mask.clone()  # the caller may change it
@@ -122,16 +136,20 @@ def sketch_backward(
     """Compute the gradients of query, key and value from that of the output; lse is inf in exact rows."""
     query, key, value, key_mask, _, scale, world = inputs
     pilots, slope, dtype = sketch.pilots, sketch.slope, statistics_dtype(query)
-    d_query, *sums = attend_backward(gradient, query, *sketch.virtual, attended, lse, scale)
+    others = other_rows(pilots, query)
+    chosen, d_output = (x if others is None else gather_rows(x, others) for x in (query, gradient))
+    d_query, *sums = attend_backward(d_output, chosen, *sketch.virtual, attended, lse, scale)
     rows_gradient = None if pilots is None else pilots.rows.take(gradient)  # (b, h, P, p_v)
     if slope is not None:
         d_slope = torch.empty_like(slope, dtype=dtype)  # in float16 a sum over all queries leaves the range
-        for dq, dr, g, q, result in batches(d_query, gradient, slope.to(d_query.dtype), query, d_slope):
+        for dq, dr, g, q, result in batches(d_query, d_output, slope.to(d_query.dtype), chosen, d_slope):
             dq.baddbmm_(dr.to(dq.dtype), g.mT)
             torch.bmm(q.to(dtype).mT, dr.to(dtype), out=result)
-        if pilots is not None and rows_gradient is not None:
+        if pilots is not None and rows_gradient is not None and others is None:
             d_slope -= pilots.rows.take(query).to(dtype).mT @ rows_gradient.to(dtype)
         sums.append(d_slope)
+    if others is not None:
+        d_query = write_rows_(d_query.new_empty(query.shape), others, d_query)
     if rows_gradient is not None:
         sums.append(rows_gradient)
     d_keys, d_values, *sums = world.sum("gradients", *(x.to(dtype) for x in sums))
