@@ -46,6 +46,7 @@ VARIANTS: dict[str, Variant] = {
     "reformer-across_buckets": Variant("reformer", {"across_buckets": True, "count_duplicates": True}),
     "cluster-two_steps": Variant("cluster", {"num_steps": 2, "num_pilots": 3}),
     "cluster-no_steps": Variant("cluster", {"num_steps": 0, "num_pilots": 3, "first_order": False}),
+    "cluster_window-small": Variant("cluster_window", {"window": 2, "num_pilots": 3}),
     "skeinformer-few_pilots": Variant("skeinformer", {"num_pilots": 2}),
     "skeinformer-uniform-reuse": Variant("skeinformer", {"columns": "uniform"}),
     "skeinformer-simple-reuse": Variant("skeinformer", {"row_norm": "simple"}),
@@ -71,14 +72,16 @@ ROWS_ARE_INVERTED = variants_of("nystromformer")
 LONGER_SKETCHES = {f"sketched-{sketch}-{side}" for sketch in ("srht", "very_sparse") for side in ("columns", "rows")}
 # as published the selection ignores the mask: padding is among the keys that queries are measured by
 PADDING_IS_DRAWN = variants_of("informer")
-# a projection has a row for each position, and a token that is moved meets another one
-BOUND_TO_POSITIONS = LONGER_SKETCHES | PADDING_IS_DRAWN | variants_of("linformer")
+# a projection has a row for each position, a window sees what is near: a token that is moved meets another one
+BOUND_TO_POSITIONS = LONGER_SKETCHES | PADDING_IS_DRAWN | variants_of("linformer", "cluster_window")
 # a sketch that mixes rows of A on the left has entries of size D_j / D_i: that is the method, and no half precision
 MIXES_ROWS = {
     name
     for name in SKETCHED
     if name.endswith("-rows") and name not in ("sketched-subsampling-rows", "sketched-subsampling_without-rows")
 }
+# so few tokens are in the window of this row that all of them are near
+ALL_NEAR = {"cluster_window"}
 # patterns over the positions of one sequence: as many keys as queries, and the row of a token that is no key is 0
 SELF_ATTENTION = {name for name, variant in VARIANTS.items() if not METHODS[variant.method].cross_attention}
 # keys are queries of unit length: the key must be the query itself, and what is padding as one is padding as the other

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from skeinformer.kernels.near import LEAST_SHARE
 from tests.reference import Mask, combine, dot, softmax_row, zero_padded
 
 
@@ -51,8 +52,12 @@ def cluster_attention(
     key_mask: Mask,
     query_mask: Mask,
     first_order: bool = True,
+    window: int = 0,
 ) -> Tensor:
-    """The sketch for given pilots and clusters. Mass, log weights and the factor are numbers without gradient."""
+    """The sketch for given pilots and clusters. Mass, log weights and the factor are numbers without gradient.
+
+    With a window keys of the query's block and its neighbours are exact, and clusters are of all other keys.
+    """
     real = [j for j in range(len(K)) if key_mask[j]]
     clusters = sorted({assignment[j] for j in real})
     B_J = [softmax_row(Q[i], K, scale, key_mask) for i in pilots]
@@ -71,12 +76,20 @@ def cluster_attention(
             )
         log_weight[c] = math.log(W[c] / seen)
 
-    def over_clusters(query: Tensor) -> Tensor:
-        a = {c: torch.exp(scale * dot(query, k[c]) + log_weight[c]) for c in clusters}
-        total = sum(a.values(), Q.new_zeros(()))
-        return sum((a[c] / total * v[c] for c in clusters), zero_v)
+    def attend(i: int) -> Tensor:
+        near = [j for j in real if window and abs(i // window - j // window) <= 1]
+        weighted = [(torch.exp(scale * dot(Q[i], K[j])), V[j]) for j in near]
+        for c in clusters:
+            far = [j for j in real if assignment[j] == c and j not in near]
+            share = sum(w[j] for j in far) / W[c]
+            if share > LEAST_SHARE:
+                k_c = sum((w[j] * K[j] for j in far), zero_k) / (share * W[c])
+                v_c = sum((w[j] * V[j] for j in far), zero_v) / (share * W[c])
+                weighted.append((torch.exp(scale * dot(Q[i], k_c) + log_weight[c] + math.log(share)), v_c))
+        total = sum((a for a, _ in weighted), Q.new_zeros(()))
+        return sum((a / total * x for a, x in weighted), zero_v)
 
-    R = [over_clusters(Q[i]) for i in range(len(Q))]
+    R = [attend(i) for i in range(len(Q))]
     if first_order:
         C = torch.zeros(len(zero_k), len(zero_v), dtype=torch.float64)
         for j in real:

@@ -27,6 +27,7 @@ from skeinformer.attention.base import NUM_CHECKS, Call, Trace, attend_once
 from skeinformer.attention.centers import METRIC_QUERIES, find_centers, linear_scores, own_clusters, query_metric
 from skeinformer.attention.certificate import Info
 from skeinformer.attention.inputs import Inputs, Noise
+from skeinformer.attention.near import attend as attend_near
 from skeinformer.attention.pilots import Pilots, compute_pilots
 from skeinformer.attention.rows import Rows, count_real, masked_scores, places, top_of_all, weighted_mean
 from skeinformer.attention.sketch_method import Gradients, Sketch, SketchMethod
@@ -81,6 +82,7 @@ class Cluster(SketchMethod):
     num_pilots: int = None  # type: ignore[assignment]
     num_steps: int = None  # type: ignore[assignment]
     first_order: bool = True
+    window: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,8 +92,14 @@ class Cluster(SketchMethod):
         steps = steps if self.num_steps is None else self.num_steps
         check_count("num_pilots", pilots)
         check_count("num_steps", steps, at_least=0)
+        check_count("window", self.window, at_least=0)
         for name, size in (("budget", clusters), ("num_pilots", pilots), ("num_steps", steps)):
             object.__setattr__(self, name, size)
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if self.window and (n := query.shape[2]) != (n_k := key.shape[2]):
+            needs = f"window={self.window} needs the same number: one sequence. Set window=0 for cross-attention"
+            raise ValueError(f"query has {n} tokens and key {n_k}, but {needs}")
 
     def noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
         return ClusterNoise(rand(query.shape[-2]), rand(key.shape[-2]))
@@ -170,36 +178,43 @@ class Cluster(SketchMethod):
         sums, total, number, output, *products = world.sum("clusters", *parts)  # of pilot rows ranks have parts
         total = total.clamp_(min=torch.finfo(dtype).tiny)
         means = sums / total[..., None]
-        mean_keys, mean_values = means[..., :p].to(key.dtype), means[..., p:]
-        queries, pilot_output, lse = (
-            x.reshape(heads, -1, x.shape[-1]) for x in (pilots.queries, output, pilots.lse[..., None])
-        )
-        live = None if pilots.rows.live is None else pilots.rows.live.view(heads, -1, 1)
+        # with a window they keep their precision: what is near is taken out of them
+        mean_keys, mean_values = means[..., :p].to(dtype if self.window else key.dtype), means[..., p:]
+        rows = PilotRows.of(pilots, output)
         # s q_J . k_c - lse_J, (B, P, d)
-        log_ratio = torch.baddbmm(lse, queries, mean_keys.to(dtype).mT, beta=-1, alpha=scale)
-        log_weight = calibrate(log_ratio, live, total, number)
+        log_ratio = torch.baddbmm(rows.lse, rows.queries, mean_keys.to(dtype).mT, beta=-1, alpha=scale)
+        log_weight = calibrate(log_ratio, rows.live, total, number)
         if few_keys is not None:
             few_keys = few_keys.view(heads, 1)
             single_log_weight = torch.zeros_like(log_weight).where(single.is_live().view(heads, d), -torch.inf)
             log_weight = torch.where(few_keys, single_log_weight, log_weight)
-        slope = rate = center = factor = None
+        virtual = VirtualKeys(mean_keys.view(b, h, d, p), mean_values.view(b, h, d, -1), log_weight.view(b, h, d))
+        near = slope = rate = center = factor = None
+        if self.window:
+            near = attend_near(
+                inputs, virtual, self.window, assignment, weight / total.gather(-1, index).view_as(weight)
+            )
         if products:  # slope = a s C, rate = a s
             covariance = torch.baddbmm(products[0], sums[..., :p].mT, mean_values, alpha=-1)
-            weights = (log_ratio + log_weight[:, None]).clamp_(min=LOWEST).softmax(-1)
-            missed = torch.baddbmm(pilot_output, weights, mean_values, alpha=-1)
-            center = queries.mean(1, keepdim=True) if live is None else weighted_mean(queries, live)  # (B, 1, p)
-            term = torch.bmm(queries - center, covariance)
-            factor = fit_factor(missed, term if live is None else term * live, scale)  # (B, 1, 1)
+            if near is None:
+                weights = (log_ratio + log_weight[:, None]).clamp_(min=LOWEST).softmax(-1)
+                attended = torch.bmm(weights, mean_values)
+            else:
+                (attended,) = world.sum("near rows", pilots.rows.take(near.output))
+            center, factor = rows.fit(attended.view_as(rows.output), covariance, scale)  # (B, 1, p), (B, 1, 1)
             factor = factor if few_keys is None else factor.where(~few_keys[..., None], 0)
             rate = factor * scale
             slope = rate * covariance
-            mean_values = mean_values - torch.bmm(center, slope)  # the constant: softmax weights sum to 1
-            slope = slope.to(key.dtype).view(b, h, p, -1)
-        virtual = VirtualKeys(
-            mean_keys.view(b, h, d, p), mean_values.to(value.dtype).view(b, h, d, -1), log_weight.view(b, h, d)
-        )
+            constant = torch.bmm(center, slope)  # softmax weights sum to 1: subtracted from all values
+            slope = slope.view(b, h, p, -1)
+            if near is None:
+                virtual = virtual._replace(values=virtual.values - constant.view(b, h, 1, -1))
+            else:
+                near = near.plus_linear(inputs.query, slope, center.view(b, h, 1, p), constant.view(b, h, 1, -1))
+            slope = slope.to(key.dtype)
+        virtual = virtual if near is not None else virtual._replace(values=virtual.values.to(value.dtype))
         pilots = pilots._replace(queries=pilots.queries.to(key.dtype), output=output.to(value.dtype))
-        sketch = Sketch(virtual, slope, pilots, saved=(assignment, weight, total, rate, center))
+        sketch = Sketch(virtual, slope, pilots, (assignment, weight, total, rate, center), near)
         return sketch, Trace(pilots, details=(pilots, assignment, virtual.log_weight, factor))
 
     def add_gradients_(
@@ -221,10 +236,12 @@ class Cluster(SketchMethod):
             for result, gradient in ((d_key, d_keys), (d_value, d_values)):
                 steps.add_cluster_gradients_(result, gradient / total[..., None], assignment, weight)
             return
-        rate, center = rate.view(b, h, 1, 1), center.view(b, h, 1, -1)
         keys, values, slope = (x.to(weight.dtype) for x in (*sketch.virtual[:2], sketch.slope))
-        values = values + center @ slope  # the mean values, from which the constant of the slope was subtracted
-        d_covariance = rate * (d_virtual[2] / unit - center.mT @ d_values.sum(-2, keepdim=True))  # (b, h, p, p_v)
+        d_slope = d_virtual[2] / unit  # (b, h, p, p_v)
+        if sketch.near is None:  # the constant of the linear term was subtracted from the mean values
+            center = center.view(b, h, 1, -1)
+            values, d_slope = values + center @ slope, d_slope - center.mT @ d_values.sum(-2, keepdim=True)
+        d_covariance = rate.view(b, h, 1, 1) * d_slope
         of_keys = d_keys / total[..., None] - values @ d_covariance.mT  # (b, h, d, p)
         of_values = d_values / total[..., None] - keys @ d_covariance
         steps.add_cluster_gradients_(d_key, of_keys, assignment, weight, value, d_covariance.mT)
@@ -255,6 +272,7 @@ def cluster_attention(
     num_pilots: int | None = None,
     num_steps: int | None = None,
     first_order: bool = True,
+    window: int = 0,
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
     scale: float | None = None,
@@ -270,7 +288,7 @@ def cluster_attention(
 
     Args:
         query, key, value: (b, h, n, p), (b, h, n_k, p) and (b, h, n_k, p_v).
-        budget, quality, num_pilots, num_steps, first_order: Options of `Cluster`.
+        budget, quality, num_pilots, num_steps, first_order, window: Options of `Cluster`.
         key_mask: (b, n_k), True where a key is real.
         query_mask: (b, n), True where a query is real; rows of other queries are zero.
         scale: s, 1/sqrt(p) by default.
@@ -291,7 +309,7 @@ def cluster_attention(
         >>> output, info = cluster_attention(q, k, v, budget=64, return_info=True)
         >>> float(info.error_upper.max())
     """
-    options = (budget, quality, num_pilots, num_steps, first_order)
+    options = (budget, quality, num_pilots, num_steps, first_order, window)
     call = Call(query, key, value, key_mask, query_mask, scale, None, noise, generator)
     return attend_once(Cluster, options, call, return_info, num_checks, group)
 
@@ -312,16 +330,34 @@ def calibrate(log_ratio: Tensor, live: Tensor | None, total: Tensor, number: Ten
     return torch.where(seen, total.log() - log_seen, number.log())
 
 
-def fit_factor(missed: Tensor, term: Tensor, scale: float) -> Tensor:
-    """Return the factor a in [0, 1] of the linear term that is nearest to the pilots' residual: (B, 1, 1).
+class PilotRows(NamedTuple):
+    """Pilot rows of all ranks, as B = b h heads."""
 
-    It leaves the linear term out where attention is too peaked for it. missed: (B, P, p_v), what attention over the
-    means misses of the pilot rows. term: (B, P, p_v), (q_J - mean q_J) C.
-    """
-    term = term * scale
-    largest = term.abs().amax((1, 2), keepdim=True)  # (B, 1, 1)
-    if not is_moderate(largest):
-        unit = moderate_unit(largest)
-        missed, term = missed / unit, term / unit
-    size = term.square().sum((1, 2), keepdim=True).clamp_(min=torch.finfo(term.dtype).tiny)
-    return ((missed * term).sum((1, 2), keepdim=True) / size).clamp_(0, 1)
+    queries: Tensor  # (B, P, p)
+    output: Tensor  # (B, P, p_v), exact
+    lse: Tensor  # (B, P, 1)
+    live: Tensor | None  # (B, P, 1), False where there is no row
+
+    @classmethod
+    def of(cls, pilots: Pilots, output: Tensor) -> "PilotRows":
+        parts = (pilots.queries, output, pilots.lse[..., None])
+        queries, output, lse = (x.reshape(-1, *x.shape[-2:]) for x in parts)
+        return cls(queries, output, lse, None if pilots.rows.live is None else pilots.rows.live.view_as(lse))
+
+    def fit(self, attended: Tensor, covariance: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Return the mean query q, (B, 1, p), and the factor a of the linear term a s (Q - q) C, (B, 1, 1).
+
+        a in [0, 1] is the one with which the term is nearest to what `attended`, (B, P, p_v), misses of these rows: the
+        term is left out where attention is too peaked for it.
+        """
+        queries, live = self.queries, self.live
+        center = queries.mean(1, keepdim=True) if live is None else weighted_mean(queries, live)
+        term, missed = torch.bmm(queries - center, covariance) * scale, self.output - attended
+        if live is not None:
+            term, missed = term * live, missed * live
+        largest = term.abs().amax((1, 2), keepdim=True)  # (B, 1, 1)
+        if not is_moderate(largest):
+            unit = moderate_unit(largest)
+            missed, term = missed / unit, term / unit
+        size = term.square().sum((1, 2), keepdim=True).clamp_(min=torch.finfo(term.dtype).tiny)
+        return center, ((missed * term).sum((1, 2), keepdim=True) / size).clamp_(0, 1)

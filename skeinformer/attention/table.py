@@ -138,6 +138,10 @@ METHODS: dict[str, Entry] = {
         "attention over weighted means of clusters of keys, and a linear term for what they miss", "this library",
         "O(n d p)", exact_from=1, random=True, sequence_parallel=True, in_table_1=False, page="cluster.md",
         costs=(Cost(156, 6, 3, call=600_000), Cost(340, 3, 1, call=300_000))),
+    "cluster_window": Entry(Cluster, "Cluster sketch, near keys exact",
+        "exact attention to the tokens nearby, the cluster sketch of all others", "this library", "O(n (d + w) p)",
+        exact_from=1, random=True, cross_attention=False, sequence_parallel=True, in_table_1=False, page="cluster.md",
+        costs=(Cost(156, 6, 3, call=600_000), Cost(340, 3, 1, call=300_000)), options={"window": 64}),
 }
 # fmt: on
 

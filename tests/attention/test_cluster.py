@@ -39,7 +39,14 @@ MASKS = {
 
 
 def transcribed(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, info: ClusterInfo, first: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+    info: ClusterInfo,
+    first: bool,
+    window: int = 0,
 ) -> Tensor:
     def one_head(Q: Tensor, K: Tensor, V: Tensor, keys: list[bool], queries: list[bool], at: tuple[int, int]) -> Tensor:
         return reference_cluster.cluster_attention(
@@ -52,6 +59,7 @@ def transcribed(
             key_mask=keys,
             query_mask=queries,
             first_order=first,
+            window=window,
         )
 
     return over_heads(one_head, q, k, v, key_mask, query_mask)

@@ -124,7 +124,8 @@ def counted(group: Any, case: Case) -> tuple[list[distributed.Exchange], list[di
         compute(case, group)
     steps = [x.step for x in seen]
     sums = [i for i, step in enumerate(steps) if step == "all_sum"]  # where there is one, the second is its gradient
-    forward = steps.index("gradients") if "gradients" in steps else sums[1]
+    backward = [i for i, step in enumerate(steps) if step.startswith("gradients")]
+    forward = backward[0] if backward else sums[1]
     return seen[:forward], seen[forward:]
 
 

@@ -46,6 +46,18 @@ CASES = {
     "cluster-bfloat16": Case("cluster", {"budget": 5}, dtype=torch.bfloat16, queries=UNEQUAL),
     "cluster-float16": Case("cluster", {"budget": 5}, dtype=torch.float16, queries=UNEQUAL),
     "cluster-peaked": Case("cluster", {"budget": 5}, peak=30.0, queries=UNEQUAL),
+    "window": Case("cluster_window", {"budget": 5, "window": 3}, certify=True),
+    "window-masked": Case("cluster_window", {"budget": 5, "window": 4}, certify=True, **MASKED),
+    "window-wide": Case("cluster_window", {"budget": 5, "window": 7}, queries=UNEQUAL, p_v=6),
+    "window-all-near": Case("cluster_window", {"budget": 5, "window": 30}, queries=UNEQUAL),
+    "window-exact": Case("cluster_window", {"budget": 50, "window": 4}, queries=UNEQUAL),
+    "window-padding-only": Case(
+        "cluster_window", {"budget": 5, "window": 2}, key_mask=ONE_RANK, query_mask=ONE_RANK, queries=UNEQUAL
+    ),
+    "window-no-key": Case("cluster_window", {"budget": 5, "window": 4}, key_mask=NO_KEY, query_mask=PADDED),
+    "window-float32": Case("cluster_window", {"budget": 5, "window": 4}, dtype=torch.float32, certify=True, **MASKED),
+    "window-bfloat16": Case("cluster_window", {"budget": 5, "window": 4}, dtype=torch.bfloat16, queries=UNEQUAL),
+    "window-no-linear": Case("cluster_window", {"budget": 5, "window": 4, "first_order": False}, queries=UNEQUAL),
     "skeinformer": Case("skeinformer", {"budget": 5}, certify=True),
     "skeinformer-masked": Case("skeinformer", {"budget": 5, "num_pilots": 3}, certify=True, **MASKED),
     "skeinformer-padding-only": Case(
