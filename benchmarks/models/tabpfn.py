@@ -95,7 +95,7 @@ def load_tabpfn() -> TabPFN:
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """The weights of a checkpoint under our names.
 
-    The checkpoint is a pickle. torch reads it with `weights_only`: it makes tensors and containers, and calls nothing else.
+    The checkpoint is a pickle. torch reads it with `weights_only`: it makes tensors and containers, and nothing else.
 
     Args:
         path: the checkpoint: a tuple whose first entry is a state dict.
