@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from scipy.special import erf, softmax
 
-from benchmarks.models import minilm, tabpfn, whisper
+from benchmarks.models import minilm, tabpfn, whisper, whisper_weights
 from benchmarks.models.audio import log_mel, read_wav, split
 from benchmarks.models.packages import data_file
 from benchmarks.models.speech import SPOKEN, clip, word_error_rate
@@ -36,7 +36,8 @@ def linear(x: Array, get: Get, name: str) -> Array:
 
 def normalize(x: Array, gain: Array, bias: Array, epsilon: float) -> Array:
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * gain + bias
+    normalized: Array = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
+    return normalized * gain + bias
 
 
 def gelu(x: Array) -> Array:
@@ -99,7 +100,7 @@ def whisper_layers(get: Get, side: str, x: Array, encoded: Array | None) -> Arra
         return normalize(x, get(f"{name}/layer_norm/gamma"), get(f"{name}/layer_norm/beta"), 1e-5)
 
     x = x + get(f"{side}/position_encodings/encodings")[: len(x)]
-    for i in range(whisper.LAYERS):
+    for i in range(whisper_weights.LAYERS):
         layer = f"{side}/layer_{i}"
         qkv = linear(norm(x, f"{layer}/self_attention"), get, f"{layer}/self_attention/linear_0/")
         q, k, v = np.split(qkv, 3, 1)
@@ -145,7 +146,7 @@ def check_minilm() -> list[Compared]:
 def check_whisper() -> list[Compared]:
     """Whisper on the first window of two_cities.wav, and its transcript of all of that clip."""
     model, name = whisper.load_whisper(), "two_cities.wav"
-    samples, get = read_wav(clip(name)), getter(whisper.whisper_arrays())
+    samples, get = read_wav(clip(name)), getter(whisper_weights.whisper_arrays())
     features = log_mel(split(samples)[0])
     tokens = np.array([model.vocabulary.index(token) for token in (*whisper.PROMPT, "ĠIt", "Ġwas", "Ġthe", "Ġbest")])
     with torch.no_grad():

@@ -54,7 +54,8 @@ def passages(tokenizer: Any, texts: Sequence[str], length: int, count: int) -> T
     for i in range(count):
         text = texts[i % len(texts)]
         start = len(text) * (i // len(texts)) // rounds
-        start += len(text[start:].split(maxsplit=1)[0]) if start else 0  # not in the middle of a word
+        while start and start < len(text) and not text[start].isspace():  # not in the middle of a word
+            start += 1
         rows.append(up_to_tokens(text[start:], length, tokenizer))
         if len(rows[-1]) < length:
             raise ValueError(f"text {i % len(texts)} has no {count} passages of {length} tokens; give longer texts")

@@ -123,7 +123,8 @@ def words(text: str) -> list[str]:
         >>> words("It wasn't ninety, he said -- Light!")
         ['it', 'was', 'not', '90', 'he', 'said', 'light']
     """
-    return _normalizer()(text.replace("\u2019", "'")).split()
+    found = _normalizer()(text.replace("\u2019", "'")).split()
+    return [word for word in found if any(map(str.isalnum, word))]
 
 
 @cache

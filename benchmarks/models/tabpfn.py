@@ -21,6 +21,8 @@ LAYERS, HEADS, WIDTH, HIDDEN = 12, 4, 512, 1024
 FEATURES, CLASSES = 100, 10
 TEMPERATURE = 0.8  # the logits are divided by it
 OUTLIER = 4.0  # standard deviations
+# what torch.load and taking the first entry raise where the file is another
+DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile, LookupError, AttributeError, TypeError)
 # the checkpoint's names and ours
 NAMES = {"module.": "", "transformer_encoder.layers.": "layers.", "self_attn.": "attention."}
 
@@ -110,7 +112,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         state = {name: tensor for name, tensor in content[0].items() if "criterion" not in name}
-    except (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile, LookupError, AttributeError) as error:
+    except DAMAGE as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"{path} is not a checkpoint of TabPFN: {reason}") from None
     for theirs, ours in NAMES.items():
