@@ -50,7 +50,7 @@ ORDER = [*PRODUCT, *LAB, "__main__"]
 NOT_CORE = {f"skeinformer.models.{name}" for name in ("huggingface", "hf_rules", "positions")}
 NOT_CORE.add("skeinformer.huggingface")
 CORE_LIBRARIES = {"torch", "numpy", "skeinformer"}
-NOT_INSTALLED = {"studies", "tests", "examples"}
+NOT_INSTALLED = {"studies", "benchmarks", "tests", "examples"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
