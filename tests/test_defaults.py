@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import skeinformer
-from skeinformer.attention import DEFAULT, METHODS
+from skeinformer.attention import DEFAULT, METHODS, Cluster
 from skeinformer.models.policy import unsuitable_reason
 from skeinformer.noise import layer_seed
 from tests.helpers import tensors
@@ -109,7 +109,7 @@ def test_defaults_are_the_same_in_functions(name: str, function: Callable[..., t
 
 def test_the_budgets_that_methods_have_of_their_own() -> None:
     own = {name: skeinformer.build(name, head_dim=8, max_len=8).method.budget for name in METHODS}
-    assert own == {name: 16 if name == "cluster" else 256 for name in METHODS}
+    assert own == {name: 16 if METHODS[name].method is Cluster else 256 for name in METHODS}
 
 
 def ways(method: str, huggingface: Any) -> dict[str, Callable[..., object]]:

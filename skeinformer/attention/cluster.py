@@ -67,7 +67,8 @@ class ClusterInfo(NamedTuple):
 class Cluster(SketchMethod):
     """softmax(s Q K'^T + w') V' + a s (Q - mean q_J) C: attention over d weighted means of clusters of keys.
 
-    Exact where d is at least the number of real keys. No parameters. Time O(n (d + P + p) p), memory O((n + d) p).
+    Exact where d is at least the number of real keys. No parameters. Time O(n (d + 3 w + P + p) p), memory
+    O((n + d) p).
 
     Args:
         budget: d, the number of clusters.
@@ -75,6 +76,8 @@ class Cluster(SketchMethod):
         num_pilots: P, the rows that are computed exactly; by default no more than clusters.
         num_steps: Lloyd steps that move the first centers, which are drawn by Eq. (5) of Chen et al. (2022).
         first_order: Whether to add the linear term with C, the covariance of keys and values within clusters.
+        window: w, the size of a block of tokens: a query sees its own block and both neighbours exactly, and clusters
+            of all other keys. For self-attention; 0 for clusters alone.
     """
 
     budget: int = None  # type: ignore[assignment]  # None stands for the quality's, and is replaced below
