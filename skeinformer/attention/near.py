@@ -56,19 +56,10 @@ class Near(NamedTuple):
 
     def blocks(self, inputs: Inputs) -> Blocks:
         """Return where these tokens lie in blocks of the whole sequence."""
-        offset, before = inputs.world.query_start % self.window, self.neighbors[0].shape[2] if self.neighbors else 0
-        count = -(-(offset + inputs.query.shape[2]) // self.window)
-        return Blocks(self.window, count, self.window + offset - before)
-
-    def in_blocks(self, inputs: Inputs, x: Tensor) -> Tensor:
-        """Give rows to all places of the blocks, zeros where there is no token: (b, h, n, p) -> (b, h, nb w, p)."""
-        offset, size = inputs.world.query_start % self.window, self.blocks(inputs).num_blocks * self.window
-        return x if x.shape[2] == size else F.pad(x, (0, 0, offset, size - offset - x.shape[2]))
-
-    def of_tokens(self, inputs: Inputs, x: Tensor) -> Tensor:
-        """Undo `in_blocks`."""
-        offset = inputs.world.query_start % self.window
-        return x[:, :, offset : offset + inputs.query.shape[2]].contiguous()
+        w, offset, before = self.window, inputs.world.query_start % self.window, 0
+        if self.neighbors:
+            before = self.neighbors[0].shape[2]
+        return Blocks(w, -(-(offset + inputs.query.shape[2]) // w), w + offset - before, w + offset)
 
 
 def attend(inputs: Inputs, means: VirtualKeys, window: int, cluster: Tensor, share: Tensor) -> Near:
@@ -76,26 +67,24 @@ def attend(inputs: Inputs, means: VirtualKeys, window: int, cluster: Tensor, sha
     near = Near(window, share, None, cluster, share)
     if isinstance(inputs.world, Ranks):
         near = near._replace(neighbors=exchange_neighbors(inputs, inputs.world, near))
-    query = near.in_blocks(inputs, inputs.query.to(share.dtype))
     all_means = Means(means.keys, means.values, means.log_weights())
-    output = attend_near(query, near.tokens(inputs), all_means, near.blocks(inputs), inputs.scale)
-    return near._replace(output=near.of_tokens(inputs, output))
+    output = attend_near(inputs.query, near.tokens(inputs), all_means, near.blocks(inputs), inputs.scale)
+    return near._replace(output=output)
 
 
 def attend_backward(
     inputs: Inputs, means: VirtualKeys, near: Near, gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value, mean keys and mean values from that of `attend`'s output."""
-    query, gradient = (near.in_blocks(inputs, x.to(near.share.dtype)) for x in (inputs.query, gradient))
     all_means, blocks = Means(means.keys, means.values, means.log_weights()), near.blocks(inputs)
     d_query, d_tokens, d_means = attend_near_backward(
-        gradient, query, near.tokens(inputs), all_means, blocks, inputs.scale
+        gradient, inputs.query, near.tokens(inputs), all_means, blocks, inputs.scale
     )
     if isinstance(inputs.world, Ranks):
         d_key, d_value = return_gradients(inputs.world, near.window, *d_tokens)
     else:
         d_key, d_value = d_tokens[0]
-    return near.of_tokens(inputs, d_query), d_key, d_value, d_means[0], d_means[1]
+    return d_query, d_key, d_value, d_means[0], d_means[1]
 
 
 def exchange_neighbors(inputs: Inputs, world: Ranks, near: Near) -> tuple[Tensor, ...]:

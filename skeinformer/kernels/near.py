@@ -23,7 +23,7 @@ from torch import Tensor
 
 from skeinformer.kernels.rows import LOWEST, is_one_batch
 
-SCORES = 2**20  # that are worked on at a time
+SCORES = 2**19  # that are worked on at a time
 HELD = 2**20  # numbers of tokens and far means that are worked on at a time
 LEAST_SHARE = 1e-3  # of a cluster that is far from a block: of less, rounding would leave little
 
@@ -52,6 +52,10 @@ class Blocks(NamedTuple):
     window: int  # w
     num_blocks: int  # nb, those with queries
     first: int  # the place of the first of all tokens
+    first_query: int  # the place of the first query
+
+
+_Part = tuple[slice, slice]  # heads and blocks of a piece
 
 
 class _Piece(NamedTuple):
@@ -69,28 +73,23 @@ class _Piece(NamedTuple):
     far_log_weight: Tensor  # (g, k, d)
     far_share: Tensor  # (g, k, d, 1), infinite where nothing is far
 
-    def queries(self, x: Tensor, w: int) -> Tensor:
-        """Return the part of x, (b, h, nb w, p), that belongs to these blocks: (g, k, w, p)."""
-        example, heads = self.heads
-        rows = x[example, heads, self.blocks.start * w : self.blocks.stop * w]
-        return rows.view(len(rows), -1, w, x.shape[-1])
-
 
 def attend_near(query: Tensor, tokens: Sequence[Tokens], means: Means, blocks: Blocks, scale: float) -> Tensor:
-    """Attend to near keys and far means, without gradients: (b, h, nb w, p) -> (b, h, nb w, p_v).
+    """Attend to near keys and far means, without gradients: (b, h, n, p) -> (b, h, n, p_v).
 
-    query: one for each place of the blocks; in places without a token the result has no meaning. tokens: at least all
-    that the blocks see, one after the other. The result has the precision of the means.
+    tokens: at least all that the blocks see, one after the other. The result has the precision of the means.
     """
     w, output = blocks.window, means.values.new_empty(*query.shape[:-1], means.values.shape[-1])
     (query, result), tokens, means = _merge_heads([query, output], tokens, means)
     buffers = _Buffers(output)
     for piece in _pieces(tokens, means, blocks, buffers):
-        queries, results = piece.queries(query, w), piece.queries(result, w)
-        for head, at in _parts(queries, piece.far):
-            keys, values = _seen(piece, head, at, w, buffers)
-            weights = _weights(piece, head, at, queries[head, at], keys, scale, buffers)
-            torch.bmm(weights, values, out=results[head, at])
+        queries = _rows(piece, blocks, query, buffers, "queries")
+        results = _rows(piece, blocks, result, buffers, "results")
+        for part in _parts(queries, piece.far):
+            keys, values = _seen(piece, part, w, buffers)
+            weights = _weights(piece, part, queries[part], keys, scale, buffers)
+            torch.bmm(weights, values, out=results[part].flatten(0, 1))
+        _write_rows(piece, blocks, result, results)
     return output
 
 
@@ -99,19 +98,21 @@ def attend_near_backward(
 ) -> tuple[Tensor, list[list[Tensor]], list[Tensor]]:
     """Return the gradients of queries, of key and value for each of `tokens`, and of mean keys and values.
 
-    gradient: that of the result, 0 in places without a token. Gradients of keys and values do not contain what these
-    get through the means.
+    gradient: that of the result. Gradients of keys and values do not contain what these get through the means.
     """
-    w, dtype, (p, p_v) = blocks.window, means.keys.dtype, (query.shape[-1], means.values.shape[-1])
+    dtype, (p, p_v) = means.keys.dtype, (query.shape[-1], means.values.shape[-1])
     d_query, d_means = means.keys.new_empty(query.shape), [torch.zeros_like(x) for x in means[:2]]
     d_tokens = [[x.new_zeros(x.shape, dtype=dtype) for x in each[:2]] for each in tokens]
     results = [d_query, *d_means, *(x for each in d_tokens for x in each)]
     (gradient, query, dq, *totals), tokens, means = _merge_heads([gradient, query, *results], tokens, means)
     buffers = _Buffers(d_query)
     for piece in _pieces(tokens, means, blocks, buffers):
-        d_near, d_far = _piece_backward(
-            piece, piece.queries(gradient, w), piece.queries(query, w), piece.queries(dq, w), scale, buffers
+        d_rows, queries = (
+            _rows(piece, blocks, x, buffers, name) for x, name in ((gradient, "d_rows"), (query, "queries"))
         )
+        d_queries = _rows(piece, blocks, dq, buffers, "results")
+        d_near, d_far = _piece_backward(piece, d_rows, queries, d_queries, scale, buffers)
+        _write_rows(piece, blocks, dq, d_queries)
         d_far /= piece.far_share
         for total, part in zip(totals[:2], torch.split(d_far.sum(1), [p, p_v], -1), strict=True):
             total[piece.heads] += part
@@ -121,10 +122,41 @@ def attend_near_backward(
             sums[:, shift : shift + d_far.shape[1]] -= d_far
         through_means = sums.view(-1, p + p_v).index_select(0, piece.row)
         d_near.addcmul_(through_means.view_as(d_near), piece.share)
-        for i, theirs, mine in _overlaps(tokens, piece.blocks.start * w, d_near.shape[1], blocks.first):
+        for i, theirs, mine in _overlaps(tokens, piece.blocks.start * blocks.window, d_near.shape[1], blocks.first):
             for total, part in zip(totals[2 + 2 * i :], torch.split(d_near[:, mine], [p, p_v], -1), strict=False):
                 total[piece.heads][:, theirs] += part
     return d_query.mul_(scale), d_tokens, d_means
+
+
+def _rows(piece: _Piece, blocks: Blocks, x: Tensor, buffers: "_Buffers", name: str) -> Tensor:
+    """Return the rows of x, (b, h, n, p), of some blocks: (g, k, w, p), zeros in places without a query.
+
+    They are a view of x, or a copy where some are missing or x has another precision than the buffers.
+    """
+    begin, end, before, after = _query_range(piece, blocks, x.shape[2])
+    rows, (w, size) = x[piece.heads][:, begin:end], (blocks.window, before + end - begin + after)
+    if before or after or x.dtype != buffers.like.dtype:
+        copy = buffers.get(name, len(rows), size, x.shape[-1])
+        copy[:, :before], copy[:, size - after :] = 0, 0
+        copy[:, before : size - after] = rows
+        rows = copy
+    return rows.view(len(rows), size // w, w, x.shape[-1])
+
+
+def _write_rows(piece: _Piece, blocks: Blocks, x: Tensor, rows: Tensor) -> None:
+    """Write what `_rows` returned back to x, unless it is a view of x."""
+    begin, end, before, after = _query_range(piece, blocks, x.shape[2])
+    if before or after:
+        x[piece.heads][:, begin:end] = rows.flatten(1, 2)[:, before : before + end - begin]
+
+
+def _query_range(piece: _Piece, blocks: Blocks, n: int) -> tuple[int, int, int, int]:
+    """Return which of n queries lie in these blocks, and how many places are free before and after them."""
+    start, stop = (
+        (block + 1) * blocks.window - blocks.first_query for block in (piece.blocks.start, piece.blocks.stop)
+    )
+    begin, end = max(start, 0), min(stop, n)
+    return begin, end, begin - start, stop - end
 
 
 def _piece_backward(
@@ -133,47 +165,48 @@ def _piece_backward(
     """Write the gradient of queries but for the scale; return those of all places and far means, keys and values."""
     g, k, w, p = query.shape
     d_near, d_far = piece.key.new_zeros(g, (k + 2) * w, piece.far.shape[-1]), torch.empty_like(piece.far)
-    for head, at in _parts(query, piece.far):
-        dr, q = gradient[head, at], query[head, at]
-        keys, values = _seen(piece, head, at, w, buffers)
-        weights = _weights(piece, head, at, q, keys, scale, buffers)
+    for part in _parts(query, piece.far):
+        (heads, at), dr, q = part, gradient[part].flatten(0, 1), query[part].flatten(0, 1)
+        keys, values = _seen(piece, part, w, buffers)
+        weights = _weights(piece, part, query[part], keys, scale, buffers)
         d_values = torch.bmm(weights.mT, dr, out=buffers.get("d_values", *values.shape))
         d_scores = torch.bmm(dr, values.mT, out=buffers.get("d_scores", *weights.shape))
         torch.ops.aten._softmax_backward_data.out(d_scores, weights, -1, weights.dtype, grad_input=d_scores)
-        torch.bmm(d_scores, keys, out=d_query[head, at])
+        torch.bmm(d_scores, keys, out=d_query[part].flatten(0, 1))
         d_keys = torch.bmm(d_scores.mT, q, out=buffers.get("d_keys", *keys.shape)).mul_(scale)
-        for part, each in zip((slice(p), slice(p, None)), (d_keys, d_values), strict=True):
-            d_far[head, at, :, part] = each[:, 3 * w :]
+        for columns, each in zip((slice(p), slice(p, None)), (d_keys, d_values), strict=True):
+            each = each.view(*query[part].shape[:2], *each.shape[1:])
+            d_far[(*part, slice(None), columns)] = each[:, :, 3 * w :]
             for third in range(3):  # windows overlap
-                places = d_near[head].view(k + 2, w, -1)[at.start + third : at.stop + third, :, part]
-                places += each[:, third * w : (third + 1) * w]
+                places = d_near[heads].view(-1, k + 2, w, d_near.shape[-1])
+                places = places[:, at.start + third : at.stop + third, :, columns]
+                places += each[:, :, third * w : (third + 1) * w]
     return d_near, d_far
 
 
-def _seen(piece: _Piece, head: int, at: slice, w: int, buffers: "_Buffers") -> tuple[Tensor, Tensor]:
-    """Return the keys and values that some blocks of a head see, near ones first: (k, 3 w + d, p) and p_v."""
-    far, p = piece.far[head, at], piece.key.shape[-1]
+def _seen(piece: _Piece, part: _Part, w: int, buffers: "_Buffers") -> tuple[Tensor, Tensor]:
+    """Return the keys and values that some blocks see, near ones first: (g k, 3 w + d, p) and (g k, 3 w + d, p_v)."""
+    (heads, at), far, p = part, piece.far[part], piece.key.shape[-1]
     seen = []
     for name, near, means in (("keys", piece.key, far[..., :p]), ("values", piece.value, far[..., p:])):
-        both = buffers.get(name, len(far), 3 * w + far.shape[1], near.shape[-1])
-        both[:, : 3 * w], both[:, 3 * w :] = _windows(near[head], w)[at], means
-        seen.append(both)
+        both = buffers.get(name, *far.shape[:2], 3 * w + far.shape[2], near.shape[-1])
+        both[:, :, : 3 * w], both[:, :, 3 * w :] = _windows(near[heads], w)[:, at], means
+        seen.append(both.flatten(0, 1))
     return seen[0], seen[1]
 
 
-def _weights(
-    piece: _Piece, head: int, at: slice, query: Tensor, keys: Tensor, scale: float, buffers: "_Buffers"
-) -> Tensor:
-    """Compute the attention weights of some blocks of a head: (k, w, 3 w + d)."""
-    w = query.shape[1]
-    weights = buffers.get("weights", *query.shape[:2], keys.shape[1])  # the batched product needs dense results
-    torch.baddbmm(weights, query, keys.mT, beta=0, alpha=scale, out=weights)
-    weights[..., 3 * w :] += piece.far_log_weight[head, at, None]
-    removed = _windows(piece.removed[head], w)
+def _weights(piece: _Piece, part: _Part, query: Tensor, keys: Tensor, scale: float, buffers: "_Buffers") -> Tensor:
+    """Compute the attention weights of some blocks: (g, k, w, p) -> (g k, w, 3 w + d)."""
+    (heads, at), (g, k, w, _) = part, query.shape
+    weights = buffers.get("weights", g * k, w, keys.shape[1])  # the batched product needs dense results
+    torch.baddbmm(weights, query.flatten(0, 1), keys.mT, beta=0, alpha=scale, out=weights)
+    scores = weights.view(g, k, w, -1)
+    scores[..., 3 * w :] += piece.far_log_weight[part][:, :, None]
+    removed = _windows(piece.removed[heads], w)
     for those in piece.incomplete:
         first, last = max(those.start, at.start), min(those.stop, at.stop)
         if first < last:
-            weights[first - at.start : last - at.start, :, : 3 * w] += removed[first:last, None]
+            scores[:, first - at.start : last - at.start, :, : 3 * w] += removed[:, first:last, None]
     return torch.softmax(weights, -1, out=weights)
 
 
@@ -268,16 +301,18 @@ def _overlaps(tokens: Sequence[Tokens], start: int, size: int, first: int) -> It
         first += length
 
 
-def _parts(query: Tensor, far: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yield heads, and so many of their blocks (g, k, w, p) at a time that their scores fit into the cache."""
+def _parts(query: Tensor, far: Tensor) -> Iterator[_Part]:
+    """Yield heads, and blocks of them, whose scores fit into the cache: of one head, or all blocks of some heads."""
     g, k, w = query.shape[:3]
-    step = max(SCORES // (w * (3 * w + far.shape[-2])), 1)
-    for head in range(g):
+    size = w * (3 * w + far.shape[-2])
+    step = max(SCORES // size, 1)
+    heads = max(step // k, 1)
+    for head in range(0, g, heads):
         for start in range(0, k, step):
-            yield head, slice(start, min(start + step, k))
+            yield slice(head, min(head + heads, g)), slice(start, min(start + step, k))
 
 
 def _windows(x: Tensor, w: int) -> Tensor:
-    """View the places that each block sees: ((k + 2) w, ...) -> (k, 3 w, ...)."""
-    stride = x.stride()
-    return x.as_strided((x.shape[0] // w - 2, 3 * w, *x.shape[1:]), (w * stride[0], *stride), x.storage_offset())
+    """View the places that each block sees: (g, (k + 2) w, ...) -> (g, k, 3 w, ...)."""
+    (g, size), (each, step, *rest) = x.shape[:2], x.stride()
+    return x.as_strided((g, size // w - 2, 3 * w, *x.shape[2:]), (each, w * step, step, *rest), x.storage_offset())
