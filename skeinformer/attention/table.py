@@ -35,8 +35,15 @@ class Cost(NamedTuple):
     column: float = 0  # for each token and each of the budget's d columns, clusters or features
     pilot: float = 0  # for each key and each pilot row
     call: int = 0  # once in a call
+    near: tuple[float, float, float, int] = (0, 0, 0, 0)
+    """What a window of w adds: for each token; for each token and each of its 3 w near keys; for each token and each of
+    the budget's d columns; once in a call."""
 
 
+CLUSTER_COSTS = (
+    Cost(156, 6, 3, call=600_000, near=(110, 1.3, 1.3, 300_000)),
+    Cost(340, 3, 1, call=300_000, near=(160, 1.0, 1.4, 60_000)),
+)
 SKEINFORMER_COSTS = Cost(170, 1, 2, call=220_000), Cost(187, 1, 1.4, call=60_000)
 
 
@@ -137,11 +144,11 @@ METHODS: dict[str, Entry] = {
     "cluster": Entry(Cluster, "Cluster sketch",
         "attention over weighted means of clusters of keys, and a linear term for what they miss", "this library",
         "O(n d p)", exact_from=1, random=True, sequence_parallel=True, in_table_1=False, page="cluster.md",
-        costs=(Cost(156, 6, 3, call=600_000), Cost(340, 3, 1, call=300_000))),
+        costs=CLUSTER_COSTS),
     "cluster_window": Entry(Cluster, "Cluster sketch, near keys exact",
         "exact attention to the tokens nearby, the cluster sketch of all others", "this library", "O(n (d + w) p)",
         exact_from=1, random=True, cross_attention=False, sequence_parallel=True, in_table_1=False, page="cluster.md",
-        costs=(Cost(156, 6, 3, call=600_000), Cost(340, 3, 1, call=300_000)), options={"window": 64}),
+        costs=CLUSTER_COSTS, options={"window": 64}),
 }
 # fmt: on
 

@@ -189,7 +189,7 @@ def skip_reason(layer: nn.MultiheadAttention, policy: Policy, *, is_causal: bool
     later_rows = crosses and not entry.row_by_row and not policy.decoder_cross_attention
     reasons = {  # the first that holds is returned
         CAUSAL_LAYER: is_causal,
-        f"cross-attention, and {method} is a pattern over one sequence": crosses and not entry.cross_attention,
+        f"cross-attention, and {method} is a pattern over one sequence": crosses and not policy.cross_attention,
         f"cross-attention of a decoder, where a row by {method} would depend on later rows; "
         "decoder_cross_attention=True converts it": later_rows,
         (keys_reason := unsuitable_keys(layer, policy)): keys_reason is not None,

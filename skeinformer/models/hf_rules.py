@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from skeinformer.attention import METHODS
 from skeinformer.kernels.choice import constant_in_graphs
 from skeinformer.models.policy import CAUSAL, EXACT_METHOD, Call, Policy, padding_mask
 
@@ -81,7 +80,7 @@ def read_layer(
         return call, reason
     crosses = is_cross_attention(module, call.query, call.key)
     call = call._replace(key_mask=key_mask, query_mask=key_mask if crosses is False else None)
-    if crosses is not False and not METHODS[policy.method].cross_attention:
+    if crosses is not False and not policy.cross_attention:
         return call, "cross-attention"
     if crosses is not False and is_in_decoder(module, crosses) and not policy.decoder_cross_attention:
         return call, "cross-attention of a decoder"

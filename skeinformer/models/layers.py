@@ -184,7 +184,7 @@ def unsuitable_keys(layer: nn.MultiheadAttention, policy: Policy) -> str | None:
     """Return why a policy cannot take the keys that `add_bias_kv` and `add_zero_attn` add, or None."""
     if layer.bias_k is None and not layer.add_zero_attn:
         return None
-    if not METHODS[policy.method].cross_attention:
+    if not policy.cross_attention:
         return f"add_bias_kv or add_zero_attn adds keys, and {policy.method} is a pattern over one sequence"
     return None if policy.group is None else "add_bias_kv and add_zero_attn add keys, which a group cannot divide"
 

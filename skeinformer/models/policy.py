@@ -136,6 +136,11 @@ class Policy:
         return {**{name: getattr(self, name) for name in names}, **dict(self.options)}
 
     @property
+    def cross_attention(self) -> bool:
+        """Whether queries and keys may be of two sequences."""
+        return METHODS[self.method].cross_attention and not dict(self.options).get("window")
+
+    @property
     def is_exact(self) -> bool:
         return METHODS[self.method].exact_from == 0
 
@@ -174,8 +179,8 @@ class Policy:
             return FEW_KEYS
         if self.min_length != "auto":
             return SHORT if choice.holds(n < self.min_length) or choice.holds(n_k < self.min_length) else None
-        num_pilots = getattr(module.method, "num_pilots", None) or 0
-        sizes = (n, n_k, head_dim, budget, num_pilots)
+        num_pilots, window = (getattr(module.method, name, None) or 0 for name in ("num_pilots", "window"))
+        sizes = (n, n_k, head_dim, budget, num_pilots, window)
         return None if worth_sketching(self.method, *sizes, training, device) else SLOWER
 
     def attend(self, call: Call, attention: Attention | None = None) -> Tensor:
@@ -239,12 +244,21 @@ def unsuitable_reason(method: str) -> str | None:
 
 
 def worth_sketching(
-    method: str, n: int, n_k: int, head_dim: int, budget: int | None, num_pilots: int, training: bool, device: str
+    method: str,
+    n: int,
+    n_k: int,
+    head_dim: int,
+    budget: int | None,
+    num_pilots: int,
+    window: int,
+    training: bool,
+    device: str,
 ) -> bool:
     """Return whether a sketch takes less time than exact attention on the fused kernel: the rule of "auto".
 
     Both times are of one head, counted in pairs of a query and a key of exact attention, which takes n n_k. The sketch
-    takes call + (n + n_k) / 2 * (token + column d) + n_k * pilot * P, with the costs of METHODS. Sizes may be symbolic.
+    takes call + (n + n_k) / 2 * (token + column d) + n_k * pilot * P, with the costs of METHODS, and what a window
+    adds. Sizes may be symbolic.
     Batch and mask do not enter: a result must not depend on the other examples of its batch.
     """
     entry = METHODS[method]
@@ -252,9 +266,14 @@ def worth_sketching(
         return False
     cost = entry.costs[training]
     factor = 1 if device == "cpu" else OTHER_DEVICE_FACTOR
-    token = (cost.token + cost.column * (256 if budget is None else budget)) / 2
+    columns = 256 if budget is None else budget
+    token, near = (cost.token + cost.column * columns) / 2, 0.0
     call = factor * cost.call * (COST_WIDTH + EXP_COST) / (head_dim + EXP_COST)
-    pairs = round(call) + n * round(factor * token) + n_k * round(factor * (token + cost.pilot * num_pilots))
+    if window:
+        per_token, per_key, per_column, once = cost.near
+        near = per_token + per_key * 3 * window + per_column * columns
+        call += factor * once * (COST_WIDTH + EXP_COST) / (head_dim + EXP_COST)
+    pairs = round(call) + n * round(factor * (token + near)) + n_k * round(factor * (token + cost.pilot * num_pilots))
     return not choice.holds(n * n_k <= pairs)
 
 

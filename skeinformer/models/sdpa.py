@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from skeinformer.attention import METHODS
 from skeinformer.attention.inputs import DTYPES
 from skeinformer.attention.table import DEFAULT
 from skeinformer.kernels.choice import forbid_double_backward, needs_grad, suppress_sdpa_mode
@@ -126,7 +125,7 @@ def read_call(
         call, mask = fold_heads(call, mask)
         key_mask, reason = padding_mask(mask, call.query, call.key)
     # the call does not say which queries are padding; methods for one sequence take the mask for both
-    query_mask = None if METHODS[policy.method].cross_attention else key_mask
+    query_mask = None if policy.cross_attention else key_mask
     return call._replace(key_mask=key_mask, query_mask=query_mask), reason
 
 
@@ -151,7 +150,7 @@ def unsupported_inputs(policy: Policy, query: Tensor, key: Tensor, value: Tensor
         return "keys or values are broadcast over examples or heads: expand them, or use enable_gqa=True"
     if lead == -3 and query.shape[-3] % key.shape[-3]:
         return "the number of query heads is no multiple of that of key heads"
-    if query.shape[-2] != key.shape[-2] and not METHODS[policy.method].cross_attention:
+    if query.shape[-2] != key.shape[-2] and not policy.cross_attention:
         return f"{policy.method} takes as many queries as keys"
     return None
 

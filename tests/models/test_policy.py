@@ -37,15 +37,17 @@ def worth_sketching(
     *,
     budget: int | None = 16,
     num_pilots: int = 0,
+    window: int = 0,
     training: bool = False,
     device: str = "cpu",
 ) -> bool:
-    return policy.worth_sketching(method, n, n, head_dim, budget, num_pilots, training, device)
+    return policy.worth_sketching(method, n, n, head_dim, budget, num_pilots, window, training, device)
 
 
 def sizes_of(method: str) -> dict[str, int]:
     attention = skeinformer.build(method, head_dim=32, max_len=8)
-    return {"budget": attention.method.budget, "num_pilots": getattr(attention.method, "num_pilots", 0)}
+    sizes = {name: getattr(attention.method, name, 0) for name in ("num_pilots", "window")}
+    return {"budget": attention.method.budget, **sizes}
 
 
 def first_length(method: str, head_dim: int = 32, **options: Any) -> int:
@@ -72,6 +74,7 @@ def test_the_lengths_from_which_methods_are_faster_are_those_of_the_performance_
     assert 512 < first_length("cluster") < 1200
     assert 512 < first_length("cluster", training=True) < 1024
     assert 1024 < first_length("cluster", budget=128, num_pilots=64) < 2048
+    assert first_length("cluster") < first_length("cluster_window") < 1500
     assert 1000 < first_length("skeinformer") < 1300
     assert 600 < first_length("skeinformer", budget=256, num_pilots=32) < 900
     assert 3000 < first_length("cluster", device="cuda") < 5000
@@ -224,7 +227,7 @@ def test_every_site_asks_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     with sketched(**options):
         F.scaled_dot_product_attention(q, q, q)
     assert len(seen) == 3
-    assert set(seen) == {("cluster", SHORT_N, SHORT_N, WIDTH // HEADS, 8, 4, False, "cpu")}
+    assert set(seen) == {("cluster", SHORT_N, SHORT_N, WIDTH // HEADS, 8, 4, 0, False, "cpu")}
 
 
 @torch.no_grad()

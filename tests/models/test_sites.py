@@ -91,7 +91,7 @@ def test_every_site_computes_the_same_call(site: Site) -> None:
 def test_gradients_needed_or_training_mode_count_as_training(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = heads()
     asked: list[bool] = []
-    monkeypatch.setattr(policy, "worth_sketching", lambda *sizes: bool(asked.append(sizes[6])))
+    monkeypatch.setattr(policy, "worth_sketching", lambda *sizes: bool(asked.append(sizes[7])))
     site(q, k, v)
     site(q, k, v.clone().requires_grad_())
     with torch.no_grad():
