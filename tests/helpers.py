@@ -47,6 +47,7 @@ VARIANTS: dict[str, Variant] = {
     "cluster-two_steps": Variant("cluster", {"num_steps": 2, "num_pilots": 3}),
     "cluster-no_steps": Variant("cluster", {"num_steps": 0, "num_pilots": 3, "first_order": False}),
     "cluster_window-small": Variant("cluster_window", {"window": 2, "num_pilots": 3}),
+    "adaptive-always": Variant("adaptive", {"only_faster": False, "tolerance": 1.0, "num_checks": 4}),
     "skeinformer-few_pilots": Variant("skeinformer", {"num_pilots": 2}),
     "skeinformer-uniform-reuse": Variant("skeinformer", {"columns": "uniform"}),
     "skeinformer-simple-reuse": Variant("skeinformer", {"row_norm": "simple"}),
@@ -88,8 +89,10 @@ SELF_ATTENTION = {name for name, variant in VARIANTS.items() if not METHODS[vari
 SHARED_QK = {name for name, variant in VARIANTS.items() if METHODS[variant.method].shares_keys}
 # the permutation of blocks is that of the head's number, modulo 2
 PATTERN_OF_THE_HEAD = variants_of("blockbert")
-RANDOM = [name for name, variant in VARIANTS.items() if METHODS[variant.method].random]
-DETERMINISTIC = [name for name in VARIANTS if name not in RANDOM]
+# decides by numbers that it reads, and is exact on so few tokens
+READS_NUMBERS = variants_of("adaptive")
+RANDOM = [name for name, variant in VARIANTS.items() if METHODS[variant.method].random and name not in READS_NUMBERS]
+DETERMINISTIC = [name for name, variant in VARIANTS.items() if not METHODS[variant.method].random]
 
 
 def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:

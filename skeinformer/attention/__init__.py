@@ -5,10 +5,11 @@ from skeinformer.attention.budget import choose_budget
 from skeinformer.attention.certificate import Info
 from skeinformer.attention.cluster import Cluster, ClusterInfo, ClusterNoise, cluster_attention
 from skeinformer.attention.skein import Skeinformer, SkeinInfo, SkeinNoise, skein_attention
-from skeinformer.attention.table import DEFAULT, METHODS, Entry, build
+from skeinformer.attention.table import ADAPTIVE, DEFAULT, METHODS, Entry, build
 from skeinformer.attention.virtual_keys import VirtualKeys
 
 __all__ = [
+    "ADAPTIVE",
     "DEFAULT",
     "METHODS",
     "Attention",

@@ -88,6 +88,10 @@ class Method:
     def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Raise a ValueError where the method cannot take these tensors; most take all."""
 
+    def is_faster(self, n: int, n_k: int, head_dim: int, training: bool, device: str) -> bool | None:
+        """Return whether it is faster than exact attention at these sizes; None where the costs in METHODS say it."""
+        return None
+
     def check_group(self) -> None:
         """Raise a ValueError where the method with these options takes no group."""
         if not self.takes_group:

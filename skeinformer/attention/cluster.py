@@ -64,6 +64,17 @@ class ClusterInfo(NamedTuple):
     error_upper: Tensor  # (b, h) a bound of the error
 
 
+class Clusters(NamedTuple):
+    """Pilot rows, and the cluster and weight that each key has by them."""
+
+    pilots: Pilots
+    assignment: Tensor  # (b, h, n_k), the cluster of each key
+    weight: Tensor  # (b, h, n_k), 0 for padding
+    is_real: Tensor  # (b, h, n_k), 1 or 0 for padding
+    few_keys: Tensor | None  # (b, h, 1), where each key is its own cluster, those of `single`
+    single: Rows
+
+
 class Cluster(SketchMethod):
     """softmax(s Q K'^T + w') V' + a s (Q - mean q_J) C: attention over d weighted means of clusters of keys.
 
@@ -108,6 +119,10 @@ class Cluster(SketchMethod):
         return ClusterNoise(rand(query.shape[-2]), rand(key.shape[-2]))
 
     def sketch(self, inputs: Inputs, noise: Noise) -> tuple[Sketch, Trace]:
+        return self.merge(inputs, self.find_clusters(inputs, noise))
+
+    def find_clusters(self, inputs: Inputs, noise: Noise) -> "Clusters":
+        """Compute the pilot rows, and by them the weights and clusters of keys; a window does not change them."""
         query, key, value, key_mask, query_mask, scale, world = inputs  # masks are (b, 1, n) or None
         (pilot_noise, center_noise), dtype, steps = noise, statistics_dtype(query), steps_for(query)
         n, n_k = world.num_queries(query.shape[-2]), world.num_keys(key.shape[-2])
@@ -135,7 +150,7 @@ class Cluster(SketchMethod):
         if few_keys is not None:
             assignment = torch.where(few_keys, own_clusters(single, assignment), assignment)
             weight = torch.where(few_keys, is_real, weight)
-        return self.merge(inputs, source, pilots, (assignment, weight, is_real), few_keys, single)
+        return Clusters(pilots, assignment, weight, is_real, few_keys, single)
 
     def assign(self, inputs: Inputs, source: VirtualKeys, metric_rows: Rows, sample: Rows) -> Tensor:
         """Return the cluster of the nearest center for every key, (b, h, n_k); zeros where all have their own."""
@@ -159,18 +174,12 @@ class Cluster(SketchMethod):
         assignment: Tensor = steps.nearest_center(key, *linear_scores(centers, metric))
         return assignment
 
-    def merge(
-        self,
-        inputs: Inputs,
-        source: VirtualKeys,
-        pilots: Pilots,
-        clusters: tuple[Tensor, Tensor, Tensor],  # of each key (b, h, n_k): its cluster, its weight, 1 or 0 for padding
-        few_keys: Tensor | None,  # (b, h, 1), where each key is its own cluster, those of `single`
-        single: Rows,
-    ) -> tuple[Sketch, Trace]:
+    def merge(self, inputs: Inputs, clusters: "Clusters") -> tuple[Sketch, Trace]:
         """Compute the means of the clusters, their log weights and the linear term; B = b h heads."""
         key, value, scale, world = inputs.key, inputs.value, inputs.scale, inputs.world
-        (b, h, _, p), dtype, (assignment, weight, is_real) = key.shape, source.keys.dtype, clusters
+        pilots, assignment, weight, is_real, few_keys, single = clusters
+        (b, h, _, p), dtype = key.shape, weight.dtype
+        source = from_mask(key.to(dtype), value.to(dtype), inputs.key_mask)
         n_k, heads = world.num_keys(key.shape[-2]), b * h
         d, with_product = min(self.budget, n_k), self.first_order and n_k > self.budget
         # sums over clusters of w [k, v], (B, d, p + p_v), of w and of 1, (B, d); sum_j w_j k_j v_j^T, (B, p, p_v)

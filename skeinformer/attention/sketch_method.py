@@ -65,11 +65,16 @@ class SketchMethod(Method):
         """Attend over the sketch; gradients reach query, key and value."""
         with torch.no_grad():
             sketch, trace = self.sketch(inputs, noise)
-        query, key, value = inputs[:3]
-        if not needs_grad(query, key, value):
-            return attend_over(sketch, query, inputs.scale, in_place=True)[0], trace
-        output: Tensor = SketchedAttention.apply(query, key, value, self, inputs, sketch)  # type: ignore[no-untyped-call]
-        return output, trace
+        return attend_sketched(self, inputs, sketch), trace
+
+
+def attend_sketched(method: SketchMethod, inputs: Inputs, sketch: Sketch) -> Tensor:
+    """Attend over a sketch; gradients reach query, key and value."""
+    query, key, value = inputs[:3]
+    if not needs_grad(query, key, value):
+        return attend_over(sketch, query, inputs.scale, in_place=True)[0]
+    output: Tensor = SketchedAttention.apply(query, key, value, method, inputs, sketch)  # type: ignore[no-untyped-call]
+    return output
 
 
 def attend_over(

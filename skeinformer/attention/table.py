@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from skeinformer.attention.adaptive import Adaptive
 from skeinformer.attention.base import Attention, Method
 from skeinformer.attention.cluster import Cluster
+from skeinformer.attention.costs import CLUSTER_COSTS, Cost
 from skeinformer.attention.exact import Softmax, VMean
 from skeinformer.attention.informer import Informer
 from skeinformer.attention.linear import LinearTransformer, Performer
@@ -17,33 +19,13 @@ from skeinformer.attention.skein import Skeinformer
 from skeinformer.attention.sketched import Sketched
 from skeinformer.checks import check_options, lookup
 
-__all__ = ["DEFAULT", "METHODS", "Cost", "Entry", "build", "no_group"]
+__all__ = ["ADAPTIVE", "DEFAULT", "METHODS", "Cost", "Entry", "build", "no_group"]
 
 PAPER = "Chen et al. 2022"
 DEFAULT = "cluster"  # the method of layers, models and calls that name none
+ADAPTIVE = "adaptive"  # the method of those that state a tolerance
 
 
-class Cost(NamedTuple):
-    """The cost of one head compared with exact attention, as `min_length="auto"` asks for it.
-
-    The unit is the time of the fused exact kernel for one pair of a query and a key, with b = 4, h = 2, p = 32, float32
-    and two cores; `python -m studies.never_slower` checks them. The ratio of a record of `skein bench` is n n_k over
-    the cost of the sketch: two lengths give `call`, two budgets `column`, two numbers of pilots `pilot`.
-    """
-
-    token: float = 0  # for each token: half for a query, half for a key
-    column: float = 0  # for each token and each of the budget's d columns, clusters or features
-    pilot: float = 0  # for each key and each pilot row
-    call: int = 0  # once in a call
-    near: tuple[float, float, float, int] = (0, 0, 0, 0)
-    """What a window of w adds: for each token; for each token and each of its 3 w near keys; for each token and each of
-    the budget's d columns; once in a call."""
-
-
-CLUSTER_COSTS = (
-    Cost(156, 6, 3, call=600_000, near=(110, 1.3, 1.3, 300_000)),
-    Cost(340, 3, 1, call=300_000, near=(160, 1.0, 1.4, 60_000)),
-)
 SKEINFORMER_COSTS = Cost(170, 1, 2, call=220_000), Cost(187, 1, 1.4, call=60_000)
 
 
@@ -149,6 +131,10 @@ METHODS: dict[str, Entry] = {
         "exact attention to the tokens nearby, the cluster sketch of all others", "this library", "O(n (d + w) p)",
         exact_from=1, random=True, cross_attention=False, sequence_parallel=True, in_table_1=False, page="cluster.md",
         costs=CLUSTER_COSTS, options={"window": 64}),
+    "adaptive": Entry(Adaptive, "Chosen for each head",
+        "for each head the cheapest cluster sketch whose error is within a tolerance, else exact attention",
+        "this library", "O(n d p) to O(n^2 p)", random=True, has_budget=False, in_table_1=False, page="cluster.md",
+        costs=CLUSTER_COSTS),
 }
 # fmt: on
 

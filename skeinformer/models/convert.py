@@ -19,7 +19,6 @@ from torch.nn.utils import parametrize
 
 from skeinformer.attention import METHODS, Attention
 from skeinformer.attention.inputs import DTYPES
-from skeinformer.attention.table import DEFAULT
 from skeinformer.checks import check_flag
 from skeinformer.models.layers import MultiheadAttention, build_attention, place, unsuitable_keys
 from skeinformer.models.policy import MinLength, Policy
@@ -56,11 +55,12 @@ class Conversion:
 
 def convert(
     model: nn.Module,
-    method: str = DEFAULT,
+    method: str | None = None,
     *,
     filter: LayerFilter = None,
     decoder_cross_attention: bool = False,
     min_length: MinLength = "auto",
+    tolerance: float | None = None,
     group: Any = None,
     **options: Any,
 ) -> Conversion:
@@ -75,6 +75,7 @@ def convert(
         filter: The layers to convert: a predicate on (name, module), or patterns of names, "encoder.layers.[01].*".
         decoder_cross_attention: Convert the cross-attention of decoders also where a row would depend on later rows.
         method, min_length, **options: As in `MultiheadAttention`. Layer i draws by `seed * 1009 + i`.
+        tolerance: The relative error that each head may have, instead of a method and its sizes.
         group: A ProcessGroup or one-dimensional DeviceMesh. Every rank then passes its share of the tokens.
 
     Returns:
@@ -89,7 +90,7 @@ def convert(
     check_model(model)
     check_flag("decoder_cross_attention", decoder_cross_attention)
     options |= {"decoder_cross_attention": decoder_cross_attention, "group": group}
-    policy = Policy.for_layer(method, min_length=min_length, **options)
+    policy = Policy.for_layer(method, min_length=min_length, tolerance=tolerance, **options)
     layers, first_names = attention_layers(model)
     decoders = [module for module in model.modules() if isinstance(module, nn.TransformerDecoderLayer)]
     causal, crossing = [decoder.self_attn for decoder in decoders], [decoder.multihead_attn for decoder in decoders]

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from skeinformer.attention.table import DEFAULT
 from skeinformer.kernels.choice import built_once, forbid_double_backward, suppress_sdpa_mode
 from skeinformer.models.hf_rules import NAME, check_call, four_dimensions, layer_number, make_mask, read_layer
 from skeinformer.models.policy import CAUSAL, Call, Policy, notify_observer
@@ -47,7 +46,7 @@ _counters: list[Counter[str]] = []
 _causal_calls: dict[int, tuple[ref[Any], float]] = {}
 
 
-def register(method: str = DEFAULT, **options: Any) -> Policy:
+def register(method: str | None = None, **options: Any) -> Policy:
     """Set the default policy: it is used by every model with `attn_implementation="skein"` but those given to `sketch`.
 
     Models that are already in use follow it too. `register()` sets the defaults again.
@@ -72,7 +71,7 @@ def register(method: str = DEFAULT, **options: Any) -> Policy:
     return _default
 
 
-def sketch(model: nn.Module, method: str = DEFAULT, **options: Any) -> Policy:
+def sketch(model: nn.Module, method: str | None = None, **options: Any) -> Policy:
     """Give one model a policy of its own, in place, and set its attention to "skein". `skeinformer.restore` undoes it.
 
     The policy is a plain dict in the model's configuration, so that `save_pretrained` writes it, and

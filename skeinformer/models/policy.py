@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention, build
-from skeinformer.attention.table import DEFAULT, no_group
+from skeinformer.attention.costs import is_faster, pairs_of_sketch
+from skeinformer.attention.table import ADAPTIVE, DEFAULT, no_group
 from skeinformer.checks import check_count, check_flag, check_options, lookup
 from skeinformer.distributed.group import Group
 from skeinformer.kernels import choice
@@ -37,10 +38,6 @@ MORE_THAN_PADDING = "the mask is more than padding"
 UNREAD = "an additive mask, whose numbers are not read on this device or in a compiled graph"
 
 MASKED = -1e4  # an additive mask of at most this removes a key
-
-OTHER_DEVICE_FACTOR = 8  # a GUESS, not measured, of how many times more a sketch costs on a GPU, where pairs are fast
-COST_WIDTH = 32  # head width at which the costs in METHODS were measured
-EXP_COST = 20  # multiply-adds that a pair takes besides its p
 
 
 class Call(NamedTuple):
@@ -79,9 +76,10 @@ class Policy:
     @classmethod
     def create(
         cls,
-        method: str = DEFAULT,
+        method: str | None = None,
         *,
         budget: int | None = None,
+        tolerance: float | None = None,
         min_length: MinLength = "auto",
         seed: int | None = 0,
         decoder_cross_attention: bool = False,
@@ -92,6 +90,7 @@ class Policy:
 
         Args:
             method, budget, min_length, seed, decoder_cross_attention: The fields.
+            tolerance: The relative error that each head may have, instead of a method and its sizes.
             group: A ProcessGroup or one-dimensional DeviceMesh that divides the tokens.
             **options: Those of the method.
 
@@ -101,6 +100,7 @@ class Policy:
         Raises:
             ValueError, TypeError: An unknown method or option, a method that needs parameters, or a wrong value.
         """
+        method, options = method_of(method, budget, tolerance, options)
         group = check_method(method, min_length, group)
         check_flag("decoder_cross_attention", decoder_cross_attention)
         if reason := unsuitable_reason(method):
@@ -114,9 +114,16 @@ class Policy:
 
     @classmethod
     def for_layer(
-        cls, method: str, *, min_length: MinLength, decoder_cross_attention: bool = False, **options: Any
+        cls,
+        method: str | None,
+        *,
+        min_length: MinLength,
+        tolerance: float | None = None,
+        decoder_cross_attention: bool = False,
+        **options: Any,
     ) -> "Policy":
         """Make the policy of a layer, which may have parameters and quadratic methods; building it checks the rest."""
+        method, options = method_of(method, options.get("budget"), tolerance, options)
         group = check_method(method, min_length, options.pop("group", None))
         if METHODS[method].shares_keys:
             raise ValueError(f"{method!r} needs the same vectors as queries and as keys, which a layer projects apart")
@@ -179,6 +186,9 @@ class Policy:
             return FEW_KEYS
         if self.min_length != "auto":
             return SHORT if choice.holds(n < self.min_length) or choice.holds(n_k < self.min_length) else None
+        faster = module.method.is_faster(n, n_k, head_dim, training, device)
+        if faster is not None:
+            return None if faster else SLOWER
         num_pilots, window = (getattr(module.method, name, None) or 0 for name in ("num_pilots", "window"))
         sizes = (n, n_k, head_dim, budget, num_pilots, window)
         return None if worth_sketching(self.method, *sizes, training, device) else SLOWER
@@ -215,6 +225,18 @@ def shared_policy(arguments: tuple[tuple[str, Any], ...]) -> Policy:
 @choice.built_once
 def shared_module(method: str, budget: int | None, options: tuple[tuple[str, Any], ...], head_dim: int) -> Attention:
     return Policy(method, budget, options=options).build(head_dim)
+
+
+def method_of(
+    method: str | None, budget: int | None, tolerance: float | None, options: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Return the method and its options: with a tolerance the one that chooses a sketch for each head."""
+    if tolerance is None:
+        return DEFAULT if method is None else method, options
+    if method not in (None, ADAPTIVE) or budget is not None:
+        both = f"method={method!r}" if method not in (None, ADAPTIVE) else f"budget={budget}"
+        raise ValueError(f"tolerance={tolerance} chooses a sketch for each head, and {both} fixes it: give one of them")
+    return ADAPTIVE, {**options, "tolerance": tolerance}
 
 
 def check_method(method: str, min_length: object, group: Any) -> Group | None:
@@ -256,25 +278,15 @@ def worth_sketching(
 ) -> bool:
     """Return whether a sketch takes less time than exact attention on the fused kernel: the rule of "auto".
 
-    Both times are of one head, counted in pairs of a query and a key of exact attention, which takes n n_k. The sketch
-    takes call + (n + n_k) / 2 * (token + column d) + n_k * pilot * P, with the costs of METHODS, and what a window
-    adds. Sizes may be symbolic.
-    Batch and mask do not enter: a result must not depend on the other examples of its batch.
+    Both times are of one head (`attention/costs.py`). Batch and mask do not enter: a result must not depend on the
+    other examples of its batch.
     """
     entry = METHODS[method]
     if entry.quadratic or (entry.has_budget and budget is not None and choice.holds(budget >= n_k)):
         return False
-    cost = entry.costs[training]
-    factor = 1 if device == "cpu" else OTHER_DEVICE_FACTOR
     columns = 256 if budget is None else budget
-    token, near = (cost.token + cost.column * columns) / 2, 0.0
-    call = factor * cost.call * (COST_WIDTH + EXP_COST) / (head_dim + EXP_COST)
-    if window:
-        per_token, per_key, per_column, once = cost.near
-        near = per_token + per_key * 3 * window + per_column * columns
-        call += factor * once * (COST_WIDTH + EXP_COST) / (head_dim + EXP_COST)
-    pairs = round(call) + n * round(factor * (token + near)) + n_k * round(factor * (token + cost.pilot * num_pilots))
-    return not choice.holds(n * n_k <= pairs)
+    pairs = pairs_of_sketch(entry.costs[training], n, n_k, head_dim, columns, num_pilots, window, device)
+    return is_faster(pairs, n, n_k)
 
 
 def query_groups(call: Call) -> list[Tensor]:

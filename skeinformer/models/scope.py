@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from skeinformer.attention.table import DEFAULT
 from skeinformer.checks import check_flag
 from skeinformer.kernels.choice import constant_in_graphs, is_suppressed
 from skeinformer.models.policy import CAUSAL, MinLength, Policy
@@ -86,9 +85,10 @@ class Report:
 
 
 def sketched(
-    method: str = DEFAULT,
+    method: str | None = None,
     *,
     budget: int | None = None,
+    tolerance: float | None = None,
     min_length: MinLength = "auto",
     seed: int | None = 0,
     certify: bool = False,
@@ -102,7 +102,7 @@ def sketched(
     too, but neither counted nor certified. docs/drop-in.md has what checkpointing needs.
 
     Args:
-        method, budget, min_length, seed, **options: As in `skeinformer.scaled_dot_product_attention`.
+        method, budget, tolerance, min_length, seed, **options: As in `skeinformer.scaled_dot_product_attention`.
         certify: Also estimate the error of every head of every sketched call, by 32 exact rows.
 
     Returns:
@@ -119,7 +119,8 @@ def sketched(
     if callable(method):
         raise TypeError("`sketched` takes the name of a method; as a decorator write `@skeinformer.sketched()`")
     check_flag("certify", certify)
-    return Scope(policy_of_calls(method=method, budget=budget, min_length=min_length, seed=seed, **options), certify)
+    arguments = {"method": method, "budget": budget, "tolerance": tolerance, "min_length": min_length, "seed": seed}
+    return Scope(policy_of_calls(**arguments, **options), certify)
 
 
 class Scope:

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention.inputs import DTYPES
-from skeinformer.attention.table import DEFAULT
 from skeinformer.kernels.choice import forbid_double_backward, needs_grad, suppress_sdpa_mode
 from skeinformer.models import policy as reasons
 from skeinformer.models.policy import Call, MinLength, Policy, notify_observer, padding_mask, shared_policy
@@ -27,8 +26,9 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    method: str = DEFAULT,
+    method: str | None = None,
     budget: int | None = None,
+    tolerance: float | None = None,
     min_length: MinLength = "auto",
     seed: int | None = 0,
     **options: Any,
@@ -44,8 +44,10 @@ def scaled_dot_product_attention(
         attn_mask: As in torch, or (b, n_k), True = real; where b is n or 1, that shape is read as torch's (n, n_k).
         dropout_p: Applied where the call is exact. A sketch ignores it, with a warning.
         is_causal, scale, enable_gqa: As in torch.
-        method: A name of METHODS.
+        method: A name of METHODS; "cluster" where there is no tolerance.
         budget: The sketch size d; None is the method's default.
+        tolerance: The relative error that each head may have, instead of a method and its budget: a head gets the
+            cheapest cluster sketch that keeps it, or exact attention.
         min_length: Calls with fewer queries or keys are exact; "auto" are those that a sketch would not speed up.
         seed: Equal calls give equal results; None draws afresh, as do calls that autograd records.
         **options: Those of the method.
@@ -59,7 +61,8 @@ def scaled_dot_product_attention(
     Example:
         >>> output = scaled_dot_product_attention(query, key, value, budget=64)
     """
-    policy = policy_of_calls(method=method, budget=budget, min_length=min_length, seed=seed, **options)
+    arguments = {"method": method, "budget": budget, "tolerance": tolerance, "min_length": min_length, "seed": seed}
+    policy = policy_of_calls(**arguments, **options)
     if attn_mask is not None and is_batch_of_keys(attn_mask, query, key):
         attn_mask = attn_mask.reshape(query.shape[0], *(1,) * (query.dim() - 2), -1)  # (b, 1, .., 1, n_k)
     return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, policy=policy)[0]
