@@ -32,12 +32,7 @@ LAB = [
     "lab.device",
     "lab.work",
     "lab.progress",
-    "lab.lra",
-    "lab.training.config",
-    "lab.training.loading",
-    "lab.training.model",
     "lab.measure",
-    "lab.training",
     "lab.console",
     "lab.report",
     "lab.methods_page",
@@ -50,7 +45,7 @@ ORDER = [*PRODUCT, *LAB, "__main__"]
 NOT_CORE = {f"skeinformer.models.{name}" for name in ("huggingface", "hf_rules", "positions")}
 NOT_CORE.add("skeinformer.huggingface")
 CORE_LIBRARIES = {"torch", "numpy", "skeinformer"}
-NOT_INSTALLED = {"studies", "tests", "examples"}
+NOT_INSTALLED = {"studies", "tests", "examples"}  # and lra, which one study of speed needs until it leaves the lab
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -158,12 +153,7 @@ def test_imports_point_one_way(path: Path) -> None:
         ("skeinformer.comparison.run", "def f():\n    from skeinformer import lab", "nothing outside the lab"),
         ("skeinformer.models.hf_rules", "import skeinformer.lab.measure.pretrained", "nothing outside the lab"),
         ("skeinformer.models.hf_rules", "from skeinformer.comparison import run", "comparison does not come before"),
-        (
-            "skeinformer.lab.measure.steps",
-            "from skeinformer.lab.training.loop import x",
-            "does not come before lab.mea",
-        ),
-        ("skeinformer.lab.lra.store", "from skeinformer.lab.report.tables import x", "lab.report does not come before"),
+        ("skeinformer.lab.records", "from skeinformer.lab.report.tables import x", "lab.report does not come before"),
         ("skeinformer.lab.commands.approx", "from studies.rivals import METHODS", "which is not installed"),
         ("skeinformer", "from skeinformer.lab.cli import main", "nothing outside the lab imports the lab"),
         ("skeinformer", "from skeinformer.models.huggingface import register", "not part of the core"),
@@ -187,7 +177,6 @@ def test_a_wrong_import_is_found(module: str, source: str, complaint: str) -> No
         ),
         ("skeinformer.models.huggingface", "import transformers\nfrom skeinformer.models import hf_rules"),
         ("skeinformer.lab.measure.speed", "import transformers\nfrom skeinformer.attention import METHODS"),
-        ("skeinformer.lab.measure.steps", "from skeinformer.lab.training.model import Classifier"),
         ("skeinformer.__main__", "from skeinformer.lab.cli import main"),
         ("skeinformer.lab.cli", "from skeinformer import __version__, theory"),
     ],
