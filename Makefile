@@ -31,7 +31,7 @@ check: $(STAMP)  ## format, lint, types, direction of imports
 	$(BIN)/mypy --strict skeinformer lra studies examples
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
-soak: $(STAMP)  ## look for defects for hours: property tests, kills, damaged files; docs/reliability.md
+soak: $(STAMP)  ## look for defects for hours: property tests, coverage of the certificate; docs/reliability.md
 	$(BIN)/python -m studies.soak --page docs/reliability.md
 
 docs: $(STAMP)  ## generate docs/methods.md from the registry

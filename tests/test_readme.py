@@ -162,7 +162,7 @@ def test_command_lines_are_understood(page: Path) -> None:
             module = import_module(COMMANDS[verb].module)
             with suppress(SystemExit) if "--help" in rest else nullcontext():
                 read_options(getattr(module, verb.capitalize()), f"skein {verb}", rest)
-        elif words[2] == "lra":
+        elif words[1:3] == ["-m", "lra"]:
             with suppress(SystemExit) if "--help" in words else nullcontext():
                 read_lra_options(words[3:])
         elif words[1] == "-m":
