@@ -4,14 +4,37 @@ It has what a run needs to continue to the same bits: weights, the best weights 
 random state of every process, and the progress. The step alone decides the learning rate and the next batch.
 """
 
+import math
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lra.records import Record
+
 FILE = "checkpoint.pt"
 Checkpoint = dict[str, Any]
+
+
+@dataclass
+class State:
+    """Where a run stands; with the weights, the optimizer and random states, all that a checkpoint has."""
+
+    step: int = 0
+    best_step: int = 0
+    best_accuracy: float = -1.0
+    best_loss: float = math.inf
+    checks_since_best: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    check_seconds: float = 0.0
+    examples: int = 0
+    micro_batch: int = 0
+    started: str = ""
+    records: list[Record] = field(default_factory=list)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:

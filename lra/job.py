@@ -5,12 +5,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from lra.data.listops import ListOpsSettings
 from lra.data.prepare import GENERATOR
 from lra.data.snakes import PathfinderSettings
 from lra.data.store import META, Meta, Store, open_store
 from lra.memory import parse_bytes
-from lra.methods import MethodSpec, parse_method
+from lra.methods import BAG_OF_TOKENS, MethodSpec, parse_method
+from lra.model import BagOfTokens, Classifier, ModelConfig, PairClassifier
 from lra.options import Overrides, Train
 from lra.parallel import check_sequence_parallel
 from lra.recipes import TRUNCATABLE_TASKS, Recipe, generator_options, get_recipe, overrides_text
@@ -161,3 +164,27 @@ def settings_of(job: Job, store: Store) -> dict[str, Any]:
         "compile": job.compile,
         "sequence_parallel": job.sequence_parallel,
     }
+
+
+def make_model(job: Job, meta: Meta) -> nn.Module:
+    """Make a new model for the store that `meta` describes."""
+    recipe, method = job.recipe, job.method
+    if method.method == BAG_OF_TOKENS:
+        return BagOfTokens(meta.vocab_size, meta.num_classes, meta.sequences)
+    budget, options = method.settings(recipe.budget)
+    config = ModelConfig(
+        vocab_size=meta.vocab_size,
+        num_classes=meta.num_classes,
+        max_len=recipe.max_len,
+        method=method.method,
+        budget=budget,
+        options=options,
+        num_layers=recipe.num_layers,
+        dim=recipe.dim,
+        num_heads=recipe.num_heads,
+        feedforward_dim=recipe.feedforward_dim,
+        classifier_dim=recipe.classifier_dim,
+        dropout=recipe.dropout,
+        seed=job.seed,
+    )
+    return PairClassifier(config) if meta.sequences == 2 else Classifier(config)

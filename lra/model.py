@@ -9,8 +9,10 @@ what stands in it is never read, not even as an index.
 """
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -332,3 +334,15 @@ def attention_errors(model: nn.Module, arguments: Sequence[Tensor | None]) -> di
             handle.remove()
     means = {index: torch.cat(values).mean() for index, values in errors.items() if values}
     return {f"error_layer_{index}": float(mean) for index, mean in means.items() if torch.isfinite(mean)}
+
+
+def save_model(model: nn.Module, folder: Path, record: Mapping[str, Any]) -> None:
+    """Save a model with a card that says what its run measured; one without attention is not saved."""
+    if isinstance(model, HubModel):
+        part = folder.with_name(f".{folder.name}.part")
+        for old in (part, folder):
+            shutil.rmtree(old, ignore_errors=True)
+        shown = ("task", "data", "recipe", "overrides", "method", "seed", "best_step", "test_accuracy", "majority")
+        results = "\n".join(f"- {name.replace('_', ' ')}: {record[name]}" for name in shown if record[name] != "")
+        model.save_pretrained(part, model_card_kwargs={"results": results})
+        part.rename(folder)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lra.data.listops import ListOpsSettings
 from lra.data.prepare import ListOps, Pathfinder, prepare_store
@@ -29,6 +28,7 @@ from lra.files import write_atomic
 from lra.job import RECORDS, Job, data_checksum, job_of, recipe_of, result_of, run_fields, store_folder
 from lra.methods import BAG_OF_TOKENS
 from lra.options import Common, Run, Train, default_methods
+from lra.progress import progress_bar
 from lra.recipes import Recipe, generator_options
 from lra.records import RESULT_KINDS, Record, append, key_of, read, to_line
 from skeinformer.checks import check_count
@@ -55,10 +55,9 @@ def run_all(options: Run, console: Console) -> tuple[Path, bool]:
     prepare_data(options, console)
     known = read(options.known)
     waiting = [train for train in runs if not has_result(job_of(train), known)]
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     failed = 0
     with (
-        Progress(*columns, console=console, disable=not console.is_terminal) as bar,
+        progress_bar(console) as bar,
         sigterm_as_interrupt(),
         closing(ProcessPool(options.jobs).run(waiting)) as endings,  # ends all processes, whatever happens
     ):

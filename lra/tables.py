@@ -3,19 +3,32 @@
 A recipe has tables of its own, each marked with its name. All are one text of Markdown.
 """
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lra.cells import (
+    SUMMARY,
+    TABLES,
+    TEST_ACCURACY,
+    TOTAL,
+    Cell,
+    Measure,
+    escape,
+    interval_text,
+    joined,
+    percent,
+    seeds_text,
+    size_text,
+    table,
+)
 from lra.claims import (
     ACCURACY,
     CLAIMS,
     EXACT,
-    LEAST_SEEDS,
     WITHOUT_ATTENTION,
     Difference,
     Quantity,
@@ -41,12 +54,11 @@ from lra.results import (
     split_runs,
     to_frame,
 )
-from lra.statistics import mean_share_interval, share_interval, t_interval
+from lra.statistics import mean_share_interval
 from skeinformer.attention import METHODS
 
 MARK = "†"
 STUDIED = {"batch", "learning_rate"}  # the overrides of the study
-MINUTES = 1 / 60
 STAND_IN = "stand-in, not comparable with the published figures"
 RECIPES = {
     "paper": "The paper's recipe. The published times are of a Tesla V100, ours of the machine named at the end.",
@@ -56,169 +68,18 @@ RECIPES = {
     ),
 }
 LEGEND = (
-    "Published: the figures of Chen et al. (2022), of the same row and task. Accuracy: of the best weights by "
-    "validation, on the test set; mean over the seeds, ± standard deviation, and the 95 % interval: of the mean by "
-    "Student's t over the seeds, or of one run by Wilson's score over the test examples. Average: over all five "
-    "tasks, with an interval where all tasks have the same seeds, or one run each. The other tables have the deviation "
-    "and the interval over the seeds too. Steps, in thousands: until the run stopped, and where its best check was. "
-    "Times: of training without the checks, in minutes; processor: the time of all threads and processes, which other "
-    "work on the machine changes less; compilation: apart from both. Peak: the most memory of a run, its processes "
-    "added up. Exact attention runs on a fused kernel in linear memory here, so micro-batches differ less than the "
-    "paper's. In bold: the best accuracy of a column, without the trivial models. A dash: no run."
+    "docs/lra.md says how to read these tables. Published: the figures of Chen et al. (2022). In bold: the best of a "
+    "column, without the trivial models. A dash: no run."
 )
-TASKS_NOTE = (
-    "Points by which exact attention is ahead of models that do not attend, ± the standard error: over the common "
-    "seeds or of the test set, the greater one. A task tells methods apart where both leads are above two of them."
-)
+TASKS_NOTE = "Points by which exact attention is ahead of models that do not attend, ± the standard error."
 PAIRED_NOTE = (
-    "The mean over the seeds that a method has in common with Standard, exact attention, and its 95 % interval by "
-    "Student's t. One seed has no interval and settles nothing."
+    "The mean over the seeds that a method has in common with Standard, exact attention, and its 95 % interval. One "
+    "seed has no interval and settles nothing."
 )
 CLAIMS_NOTE = (
-    "Each claim on the mean over tasks, which are named: those that tell methods apart and on which both methods have "
-    f"at least {LEAST_SEEDS} seeds in common, if there are such; time of a step on all tasks. A claim holds where the "
-    "95 % interval of the mean over the common seeds, by Student's t, has only values that bear it out, and does not "
-    f"hold where it has none. Else there are too few seeds: fewer than {LEAST_SEEDS} in common, or an interval with "
-    "both. The paper's Standard has dropout on its weights. The ablations of sampling and of row normalization are "
-    "without pilot reutilization too."
+    "The paper's Standard has dropout on its weights. The ablations of sampling and of row normalization are without "
+    "pilot reutilization too."
 )
-
-
-class Cell(NamedTuple):
-    """A text, what stands below it, and the number that decides which cell of a column is the best."""
-
-    text: str = "-"
-    detail: str = ""
-    value: float | None = None
-
-
-class Measure(NamedTuple):
-    """A table of runs: its field, the unit as a word and as a factor, and what stands below a mean."""
-
-    title: str
-    field: str
-    unit: str = ""
-    factor: float = 1
-    show: Callable[[float], str] = lambda value: f"{value:g}"
-    detail: Callable[[pd.DataFrame], str] = lambda runs: ""
-    best: str = ""  # "max" or "min" where a cell of a column is the best
-    published: str = ""  # the column of the paper's figures
-    show_published: Callable[[float], str] = lambda value: f"{value:g}"
-
-    def heading(self, of: str) -> str:
-        return f"{of}, {self.unit}" if self.unit else of
-
-    def cell(self, runs: pd.DataFrame, empty: str = "-") -> Cell:
-        """Return the mean over the runs."""
-        values = _numbers(runs, self.field)
-        if not values:
-            return Cell(empty)
-        mean = self.factor * fmean(values)
-        return Cell(self.show(mean), self.detail(runs), mean)
-
-
-def number(value: float) -> str:
-    """Write three significant digits, two below 0.001."""
-    return f"{value:{'.0f' if value == 0 or abs(value) >= 100 else '.1e' if abs(value) < 1e-3 else '#.3g'}}"
-
-
-def _numbers(runs: pd.DataFrame, field: str) -> list[float]:
-    return [float(value) for value in runs[field].dropna()]
-
-
-def _percent(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def _interval(interval: tuple[float, float]) -> str:
-    low, high = (min(100.0, max(0.0, 100 * end)) for end in interval)
-    return f"{low:.2f} to {high:.2f}"
-
-
-def _seeds(shares: Sequence[float]) -> str:
-    return f"{len(shares)} seeds: ± {100 * stdev(shares):.2f}; {_interval(t_interval(shares))}"
-
-
-def _accuracy_detail(runs: pd.DataFrame) -> str:
-    shares, examples = _numbers(runs, "test_accuracy"), _numbers(runs, "test_examples")
-    if len(shares) > 1:
-        return _seeds(shares)
-    return f"1 seed: {_interval(share_interval(shares[0], int(examples[0])))}" if examples else "1 seed"
-
-
-def _spread(runs: pd.DataFrame, field: str, factor: float = 1) -> str:
-    """Write seeds, standard deviation and interval of the mean; no quantity is below zero."""
-    values = [factor * value for value in _numbers(runs, field)]
-    if len(values) < 2:
-        return ""
-    digits, (low, high) = f"{stdev(values):#.2g}", t_interval(values)
-    deviation = digits if 0 < stdev(values) < 9.5 else f"{float(digits):.0f}"
-    return f"{len(values)} seeds: ± {deviation}; {number(max(0.0, low))} to {number(high)}"
-
-
-def _mean(runs: pd.DataFrame, field: str, factor: float, words: str) -> str:
-    values = _numbers(runs, field)
-    return words.format(number(factor * fmean(values))) if any(values) else ""
-
-
-def _steps_detail(runs: pd.DataFrame) -> str:
-    ended = int((runs.stopped == "steps").sum()) if "stopped" in runs else 0
-    at_limit = f"{ended} of {len(runs)} at the limit" if ended else ""
-    return _joined(_spread(runs, "steps", 1e-3), _mean(runs, "best_step", 1e-3, "best at {}"), at_limit)
-
-
-def _total_detail(runs: pd.DataFrame) -> str:
-    return _joined(
-        _spread(runs, "seconds", MINUTES),
-        _mean(runs, "steps", 1e-3, "{} k steps"),
-        _mean(runs, "cpu_seconds", MINUTES, "processor {}"),
-        _mean(runs, "compile_seconds", MINUTES, "compilation {}"),
-    )
-
-
-def _pace_detail(runs: pd.DataFrame) -> str:
-    pace = runs.assign(pace=1000 * runs.cpu_seconds / runs.steps)
-    return _joined(_spread(runs, "seconds_per_thousand_steps", MINUTES), _mean(pace, "pace", MINUTES, "processor {}"))
-
-
-def _joined(*parts: str) -> str:
-    return "; ".join(filter(None, parts))
-
-
-def _size(value: float) -> str:
-    return f"{number(value / 2**20)} MiB" if value >= 2**20 else f"{number(value / 2**10)} KiB"
-
-
-TEST_ACCURACY = Measure(
-    "test accuracy", "test_accuracy", "%", 100, _percent, _accuracy_detail, "max", "accuracy", _percent
-)
-STEPS = Measure("training steps", "steps", "thousands", 1e-3, number, _steps_detail, "", "steps")
-PACE = Measure(
-    *("training time per thousand steps", "seconds_per_thousand_steps", "minutes", MINUTES, number, _pace_detail),
-    published="minutes_per_thousand",
-)
-ACCUMULATION = Measure("accumulation in a step", "accumulation", "micro-batches", published="accumulation")
-TOTAL = Measure(
-    *("total training time", "seconds", "minutes", MINUTES, number, _total_detail),
-    published="minutes",
-    show_published=_percent,
-)
-MICRO_BATCH = Measure(
-    *("micro-batch", "micro_batch", "examples"),
-    detail=lambda runs: f"peak {_size(max(peaks))}" if (peaks := _numbers(runs, "peak_bytes")) else "",
-    published="micro_batch",
-)
-LOSS = Measure("validation loss", "valid_loss", "", 1, number, lambda runs: _spread(runs, "valid_loss"), best="min")
-# by the paper's numbers
-TABLES = (
-    ("Table 1", TEST_ACCURACY),
-    ("Table 2", STEPS),
-    ("Table 2", PACE),
-    ("Table 2", ACCUMULATION),
-    ("Table 3", TOTAL),
-    ("Table 4", MICRO_BATCH),
-)
-SUMMARY = (TEST_ACCURACY, LOSS, STEPS, PACE, TOTAL)
 
 
 def markdown(records: Sequence[Record]) -> str:
@@ -247,42 +108,6 @@ def markdown(records: Sequence[Record]) -> str:
         parts += ["## Failed runs", "\n".join(f"- {escape(_failure(run))}" for run in failures.itertuples())]
     head = ["<!-- written by python -m lra report -->", "# The Long Range Arena", escape(LEGEND)]
     return "\n\n".join([*head, *parts, "## How it was made", _made_by(frame)]) + "\n"
-
-
-def table(
-    title: str, rows: Iterable[Mapping[str, Any]], best: Mapping[str, str], note: str = "", rivals: int = -1
-) -> str:
-    """Return a Markdown table under a title.
-
-    Args:
-        title: Stands above it.
-        rows: A text or a Cell for each heading.
-        best: "max" or "min" for headings of which the best cell is bold.
-        note: Stands between title and table.
-        rivals: So many rows from the first one can be the best; the others are trivial models. Default: all.
-    """
-    frame = pd.DataFrame(list(rows)).fillna("")
-    texts = frame.map(_text)
-    for heading, side in best.items():
-        values = pd.Series([getattr(cell, "value", None) for cell in frame[heading]], dtype=float)
-        top = values[:rivals] if rivals >= 0 else values
-        winners = top.index[top == getattr(top, side)()]
-        texts.loc[winners, heading] = [_text(cell, bold=True) for cell in frame.loc[winners, heading]]
-    lines = [[escape(heading) for heading in frame.columns], ["---", *("---:" for _ in frame.columns[1:])]]
-    lines += texts.to_numpy().tolist()
-    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join(filter(None, (f"### {escape(title)}", escape(note), body)))
-
-
-def escape(text: str) -> str:
-    """Return the text on one line, with nothing that ends a cell, opens an element or makes letters slanted or bold."""
-    return re.sub(r"([|*\\\[\]])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _text(cell: Any, bold: bool = False) -> str:
-    text, detail = (cell.text, cell.detail) if isinstance(cell, Cell) else (str(cell), "")
-    text = f"**{escape(text)}**" if bold else escape(text)
-    return f"{text}<br>{escape(detail)}" if detail else text
 
 
 def _recipe_tables(results: RecipeResults) -> list[str]:
@@ -365,23 +190,23 @@ def _average(results: RecipeResults, row: Row, tasks: Sequence[str], named: bool
     mean = 100 * fmean(fmean(frame.test_accuracy) for frame in runs)
     if named:
         names = [TASK_NAMES[task] for task in tasks if len(results.of(row, task))]
-        return Cell(_percent(mean), "all five" if len(names) == len(TASK_NAMES) else ", ".join(names))
+        return Cell(percent(mean), "all five" if len(names) == len(TASK_NAMES) else ", ".join(names))
     if all(len(frame) == 1 for frame in runs):
         one = pd.concat(runs)
         known = one.test_examples.notna().all()
-        detail = f": {_interval(mean_share_interval(one.test_accuracy, one.test_examples))}" if known else ""
-        return Cell(_percent(mean), f"1 seed{detail}", mean)
+        detail = f": {interval_text(mean_share_interval(one.test_accuracy, one.test_examples))}" if known else ""
+        return Cell(percent(mean), f"1 seed{detail}", mean)
     by_seed = [frame.set_index("seed").test_accuracy for frame in runs]
     if any(set(shares.index) != set(by_seed[0].index) for shares in by_seed):
-        return Cell(_percent(mean), "different seeds", mean)
-    return Cell(_percent(mean), _seeds(list(pd.concat(by_seed, axis=1).mean(axis=1))), mean)
+        return Cell(percent(mean), "different seeds", mean)
+    return Cell(percent(mean), seeds_text(list(pd.concat(by_seed, axis=1).mean(axis=1))), mean)
 
 
 def _tasks_table(results: RecipeResults, tasks: Mapping[str, TaskSensitivity]) -> str:
     rows = []
     for task, sensitivity in tasks.items():
         row = {"task": _marked(task, tasks)}
-        row[f"{METHODS[EXACT].label}, %"] = "-" if sensitivity.exact is None else _percent(sensitivity.exact)
+        row[f"{METHODS[EXACT].label}, %"] = "-" if sensitivity.exact is None else percent(sensitivity.exact)
         for name, lead in sensitivity.leads.items():
             heading = f"ahead of {WITHOUT_ATTENTION[name]}, points"
             row[heading] = f"{lead.points:+.2f} ± {lead.error:.2f}" if lead else "-"
@@ -424,7 +249,7 @@ def difference_cell(quantity: Quantity, difference: Difference | None) -> Cell:
     if difference.interval is not None:
         seeds += ": {} to {}".format(*map(quantity.show, difference.interval))
     tasks = ", ".join(TASK_NAMES[task] for task in difference.tasks)
-    return Cell(quantity.show(difference.mean), _joined(seeds, tasks), difference.mean)
+    return Cell(quantity.show(difference.mean), joined(seeds, tasks), difference.mean)
 
 
 def _settings_table(results: RecipeResults) -> str:
@@ -435,7 +260,7 @@ def _settings_table(results: RecipeResults) -> str:
         "batch": ("batch, examples", _count),
         "learning_rate": ("learning rate", lambda value: f"{value:g}"),
         "max_steps": ("most steps", _count),
-        "memory_budget": ("memory for a micro-batch", _size),
+        "memory_budget": ("memory for a micro-batch", size_text),
         "parameters": ("parameters", _count),
         "test_examples": ("test examples", _count),
         "seed": ("seeds", _count),

@@ -7,12 +7,10 @@ the end `model`, which `from_pretrained` loads.
 
 import json
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,19 +18,31 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import gather_object
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra import checkpoint
+from lra.checkpoint import State
 from lra.data.batches import Batch, Order, evaluation_order, micro_batches
-from lra.data.store import Meta, Split, open_store
+from lra.data.store import Split, open_store
 from lra.files import exclusive, write_atomic
-from lra.job import MODEL, RECORDS, SETTINGS, Job, data_checksum, open_task, result_of, run_fields, settings_of
+from lra.job import (
+    MODEL,
+    RECORDS,
+    SETTINGS,
+    Job,
+    data_checksum,
+    make_model,
+    open_task,
+    result_of,
+    run_fields,
+    settings_of,
+)
 from lra.memory import largest_micro_batch, process_peak, step_peak
 from lra.methods import BAG_OF_TOKENS
-from lra.model import BagOfTokens, Classifier, ModelConfig, PairClassifier, attention_errors
+from lra.model import attention_errors, save_model
 from lra.parallel import form_ranks, set_sequence_group
+from lra.progress import progress_bar
 from lra.recipes import learning_rate
 from lra.records import Record, append, machine, now, to_line
 from lra.timing import timed
@@ -40,25 +50,6 @@ from skeinformer.attention import METHODS
 
 ESTIMATED = 8  # validation examples on which the attention's error is estimated at each check
 Write = Callable[[Record], None]
-
-
-@dataclass
-class State:
-    """Where a run stands; with the weights, the optimizer and random states, all that a checkpoint has."""
-
-    step: int = 0
-    best_step: int = 0
-    best_accuracy: float = -1.0
-    best_loss: float = math.inf
-    checks_since_best: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    compile_seconds: float = 0.0
-    check_seconds: float = 0.0
-    examples: int = 0
-    micro_batch: int = 0
-    started: str = ""
-    records: list[Record] = field(default_factory=list)
 
 
 def train(job: Job, console: Console | None = None, on_step: Callable[[int], None] = lambda step: None) -> Record:
@@ -112,9 +103,7 @@ class Trainer:
         self.store = open_task(job)
         self.share = slice(self.ranks.data_rank, None, self.ranks.data_parallel)  # of every batch
         self.state = State(started=now())
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.console = console
-        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.console, self.bar = console, progress_bar(console)
         self.task = self.bar.add_task("training", total=self.recipe.steps)
         torch.manual_seed(job.seed)
         self.model = make_model(job, self.store.meta).to(accelerator.device)
@@ -171,6 +160,7 @@ class Trainer:
         self.console.print(f"continues after step {self.state.step:,}")
 
     def weights(self) -> dict[str, Tensor]:
+        """Return a copy of the model's weights on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
     def is_over(self) -> bool:
@@ -245,7 +235,7 @@ class Trainer:
             "cpu_seconds": state.cpu_seconds,
             "compile_seconds": state.compile_seconds,
             "tokens_per_second": tokens / max(self.seconds_since_check, 1e-9),
-            "peak_bytes": self.peak(),
+            "peak_bytes": int(self.sum_of(process_peak(self.accelerator.device))),
             "learning_rate": learning_rate(self.recipe, state.step - 1),
             "sequence_parallel": self.ranks.sequence_parallel,
             **self.attention_errors(),
@@ -277,10 +267,6 @@ class Trainer:
     def sum_of(self, value: float) -> float:
         """Return the sum of a number over all processes."""
         return float(self.total(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
-
-    def peak(self) -> int:
-        """Return the most bytes of each process so far, added up."""
-        return int(self.sum_of(process_peak(self.accelerator.device)))
 
     @torch.no_grad()
     def evaluate(self, stage: str, split: Split, count: int | None) -> tuple[float, float, int]:
@@ -316,7 +302,7 @@ class Trainer:
         record = self.result({"test_accuracy": accuracy, "test_loss": loss, "test_examples": examples})
         if self.is_main:
             write_scalars({"step": self.state.step, "test_accuracy": accuracy, "test_loss": loss})
-            self.save_model(record)
+            save_model(self.model, self.job.out / MODEL, record)
             append(self.job.out / RECORDS, record)
             checkpoint.remove(self.job.out)
         self.accelerator.wait_for_everyone()
@@ -351,7 +337,7 @@ class Trainer:
             **test,
             "majority": float((labels == np.bincount(self.train_split.labels).argmax()).mean()),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "peak_bytes": self.peak(),
+            "peak_bytes": int(self.sum_of(process_peak(self.accelerator.device))),
             "examples_seen": state.examples,
             "processes": self.ranks.processes,
             "sequence_parallel": self.ranks.sequence_parallel,
@@ -363,18 +349,6 @@ class Trainer:
             "started": state.started,
             **machine(),
         }
-
-    def save_model(self, record: Record) -> None:
-        """Save the model with a card that says what this run measured; a model without attention is not saved."""
-        if not isinstance(self.model, Classifier | PairClassifier):
-            return
-        part, folder = self.job.out / f".{MODEL}.part", self.job.out / MODEL
-        for old in (part, folder):
-            shutil.rmtree(old, ignore_errors=True)
-        shown = ("task", "data", "recipe", "overrides", "method", "seed", "best_step", "test_accuracy", "majority")
-        results = "\n".join(f"- {name.replace('_', ' ')}: {record[name]}" for name in shown if record[name] != "")
-        self.model.save_pretrained(part, model_card_kwargs={"results": results})
-        os.replace(part, folder)
 
     def find_micro_batch(self) -> int:
         """Return the examples that a process holds at once: as asked, or the most that fit, or all of its share."""
@@ -418,27 +392,3 @@ class Trainer:
             for record in self.state.records[-1:]:  # a kill may have come before it was written
                 write(record)
             yield write
-
-
-def make_model(job: Job, meta: Meta) -> nn.Module:
-    """Make a new model for the store that `meta` describes."""
-    recipe, method = job.recipe, job.method
-    if method.method == BAG_OF_TOKENS:
-        return BagOfTokens(meta.vocab_size, meta.num_classes, meta.sequences)
-    budget, options = method.settings(recipe.budget)
-    config = ModelConfig(
-        vocab_size=meta.vocab_size,
-        num_classes=meta.num_classes,
-        max_len=recipe.max_len,
-        method=method.method,
-        budget=budget,
-        options=options,
-        num_layers=recipe.num_layers,
-        dim=recipe.dim,
-        num_heads=recipe.num_heads,
-        feedforward_dim=recipe.feedforward_dim,
-        classifier_dim=recipe.classifier_dim,
-        dropout=recipe.dropout,
-        seed=job.seed,
-    )
-    return PairClassifier(config) if meta.sequences == 2 else Classifier(config)

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from lra.data import image, listops, pathfinder, retrieval, text
 from lra.data.listops import ListOpsSettings
 from lra.data.snakes import PathfinderSettings
 from lra.data.store import SPLITS, Example, Store, check_free, open_store, write_store
+from lra.progress import progress_bar
 from skeinformer.checks import check_count
 
 GENERATOR = "generator"  # the source of a store that was not made from files
@@ -185,10 +185,7 @@ def prepare_store(task: Task, console: Console) -> Path:
     with ExitStack() as closing:
         with console.status("reading"):
             prepared = task.prepare(closing)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        bars = closing.enter_context(
-            Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        )
+        bars = closing.enter_context(progress_bar(console))
         tasks = {name: bars.add_task(name, total=prepared.totals.get(name)) for name in SPLITS}
 
         def show(split: str, done: int) -> None:
