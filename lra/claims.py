@@ -75,7 +75,7 @@ def _accuracy(results: RecipeResults, first: Row, second: Row, task: str) -> ByS
 
 
 def _pace(results: RecipeResults, first: Row, second: Row, task: str) -> BySeed:
-    """Processor time of a step: other work on the machine changes it less than wall time."""
+    """Compare the processor time of a step, which other work on the machine changes less than wall time."""
     runs = [results.of(row, task) for row in (first, second)]
     ours, theirs = (by_seed(x, "cpu_seconds") / by_seed(x, "steps") for x in runs)
     ratios = (ours / theirs).dropna()
@@ -83,7 +83,7 @@ def _pace(results: RecipeResults, first: Row, second: Row, task: str) -> BySeed:
 
 
 def _steps(results: RecipeResults, first: Row, second: Row, task: str) -> BySeed:
-    """Steps to the first check whose validation loss is one that both runs of a seed reach."""
+    """Compare the steps to the first check whose validation loss both runs of a seed reach."""
     ratios = {}
     for seed in by_seed(results.of(first, task), "steps").index:
         curves = [results.curve(row, task, seed) for row in (first, second)]

@@ -97,7 +97,7 @@ def _parse_value(text: str) -> Option:
 
 
 def _option_label(option: str, value: Option) -> str:
-    """num_pilots=32 -> 32 pilots, sketch=srht -> SRHT, redraw=false -> no redraw, side=rows -> side rows."""
+    """Return 32 pilots for num_pilots=32, SRHT for sketch=srht, no redraw for redraw=false, side rows for side=rows."""
     words = option.replace("_", " ")
     if option == "sketch":
         return SKETCH_LABELS.get(str(value), str(value).replace("_", " "))

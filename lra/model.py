@@ -95,7 +95,7 @@ class Dropout(nn.Module):
         return x * factors[:, window.start : window.start + x.shape[1]].to(x.dtype)
 
     def factors(self, shape: Sequence[int]) -> Tensor:
-        """0, or what scales a number that stays."""
+        """Draw 0 for a number that is dropped, or the factor of one that stays."""
         size, dropped = math.prod(shape), min(round(self.rate * 2**16), 2**16 - 1)
         words = torch.empty(-(-size // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
         draws = words.view(torch.int16)[:size].view(*shape)  # uniform from -2^15 to 2^15 - 1
@@ -207,7 +207,7 @@ class Encoder(HubModel):
         return self.encoded(tokens, mask)[0]
 
     def encoded(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The encoded tokens, and their mask: (b, n) -> (b, n, dim), (b, n); with a group, of this rank's share."""
+        """Return the encoded tokens (b, n, dim) and their mask (b, n); with a group, of this rank's share."""
         if tokens.dim() != 2 or not 0 < tokens.shape[1] <= self.max_len:
             raise ValueError(
                 f"tokens have shape {tuple(tokens.shape)}, expected (batch, n) with n from 1 to max_len={self.max_len}"
@@ -227,7 +227,7 @@ class Encoder(HubModel):
         return self.norm(x), mask
 
     def pooled(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean over the real tokens, (b, n) -> (b, dim), those of all ranks; zeros where there is none."""
+        """Return the mean over the real tokens of all ranks, (b, n) -> (b, dim); zeros where there is none."""
         x, mask = self.encoded(tokens, mask)
         return masked_mean(x, mask) if self.group is None else mean_over_tokens(x, mask, self.group)
 
@@ -266,7 +266,7 @@ class PairClassifier(HubModel):
 
 
 def make_head(width: int, config: ModelConfig) -> nn.Module:
-    """width -> classifier_dim -> classes."""
+    """Make the head: width -> classifier_dim -> classes."""
     head = nn.Sequential(
         nn.Linear(width, config.classifier_dim), nn.GELU(), nn.Linear(config.classifier_dim, config.num_classes)
     )
@@ -274,7 +274,7 @@ def make_head(width: int, config: ModelConfig) -> nn.Module:
 
 
 def initialize(module: nn.Module) -> None:
-    """Embeddings N(0, 0.02^2), weights by Glorot and Bengio (2010), biases 0. A method keeps its own parameters."""
+    """Set embeddings to N(0, 0.02^2), weights by Glorot and Bengio (2010), biases to 0; a method keeps its own."""
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=EMBEDDING_STANDARD_DEVIATION)
     elif isinstance(module, nn.Linear):

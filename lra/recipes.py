@@ -4,10 +4,10 @@ The protocol of Chen et al. (2022), Section 6: Adam, learning rate 1e-4, linear 
 better validation for 10 checks, the best weights tested. `steps` is where the decay ends: the paper names no limit, the
 numbers here are above its longest runs (Table 2).
 
-What `cpu` shrinks, so that a run takes minutes on two cores: sequences and the sketch by the same factor where that is
+`cpu` is smaller, so that a run takes minutes on two cores: sequences and the sketch by the same factor where that is
 possible, the batch, the number of steps, and the part of the validation set that a check looks at; the learning rate is
 higher, from 3e-4 to 2e-3 by task. ListOps has short, shallow expressions, Pathfinder small images, both from our
-generators, Image every 2 x 2 pixels as one. Its numbers stand beside each other, never beside the paper's.
+generators, Image every 2 x 2 pixels as one. Compare its numbers with each other, never with the paper's.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -75,7 +75,7 @@ def _paper(task: str, max_len: int, batch: int, warmup: int, check_every: int, s
 def _cpu(
     task: str, max_len: int, budget: int, *, batch: int, steps: int, check_every: int, rate: float, **more: Any
 ) -> Recipe:
-    """A warm-up of one check, and a part of the validation set."""
+    """Make a small recipe: a warm-up of one check, and a part of the validation set."""
     recipe = Recipe("cpu", task, max_len, budget, batch, rate, check_every, steps, check_every)
     return replace(recipe, **{"valid_examples": 1000, **more})
 

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor | None, ...]:
-        """What a classifier takes: all sequences, then all masks."""
+        """Return what a classifier takes: all sequences, then all masks."""
         return (*self.tokens, *self.masks)
 
 
@@ -50,7 +50,7 @@ class Order:
         self._group = lru_cache(maxsize=1)(self._bucketed)
 
     def indices(self, step: int) -> Indices:
-        """The examples of step number `step`, from 0."""
+        """Return the examples of step number `step`, from 0."""
         if self.bucket:
             group, place = divmod(step, BUCKETED)
             batch: Indices = self._group(group)[place]
@@ -58,7 +58,7 @@ class Order:
         return self._stream(step * self.batch, self.batch)
 
     def _stream(self, start: int, count: int) -> Indices:
-        """`count` examples from position `start` of all epochs in a row."""
+        """Return `count` examples from position `start` of all epochs in a row."""
         epochs, positions = np.divmod(np.arange(start, start + count), len(self.split))
         parts = [self._epoch(int(epoch))[positions[epochs == epoch]] for epoch in np.unique(epochs)]
         return np.concatenate(parts)
@@ -67,7 +67,7 @@ class Order:
         return np.random.default_rng((self.seed, epoch)).permutation(len(self.split))
 
     def _bucketed(self, group: int) -> Indices:
-        """The batches of 64 steps, (64, batch)."""
+        """Return the batches of 64 steps, (64, batch)."""
         count = BUCKETED * self.batch
         chosen = self._stream(group * count, count)
         chosen = chosen[np.argsort(self.split.lengths[chosen].max(1), kind="stable")]
@@ -75,7 +75,7 @@ class Order:
 
 
 def evaluation_order(split: Split, batch: int, count: int | None = None) -> list[Indices]:
-    """Every example once, the longest first so that little is padding, in batches; of `count` examples, if given.
+    """Return every example once, or `count` of them, in batches, the longest first so that little is padding.
 
     Those are spread evenly over the split: the same at every check.
     """
@@ -87,7 +87,7 @@ def evaluation_order(split: Split, batch: int, count: int | None = None) -> list
 
 
 def micro_batches(split: Split, indices: Indices, share: slice, micro: int, max_len: int) -> Iterator[Batch]:
-    """The examples `indices[share]`, `micro` at a time, each padded to the longest of all `indices`.
+    """Yield the examples `indices[share]`, `micro` at a time, each padded to the longest of all `indices`.
 
     So what a method makes of an example does not depend on how the batch is divided.
     """
@@ -98,7 +98,7 @@ def micro_batches(split: Split, indices: Indices, share: slice, micro: int, max_
 
 
 def collate(split: Split, indices: Indices, lengths: list[int]) -> Batch:
-    """The examples, their sequences cut and padded to `lengths`, one number for each sequence of an example."""
+    """Make a batch of examples whose sequences are cut and padded to `lengths`, one number for each sequence."""
     tokens: list[Tensor] = []
     masks: list[Tensor | None] = []
     count = 0

@@ -10,7 +10,7 @@ from skeinformer.checks import check_count
 
 
 def hold_out(keys: Sequence[Hashable], labels: Sequence[int], count: int, seed: int) -> NDArray[np.bool_]:
-    """True for `count` examples, drawn by `seed`, in which every class has the share that it has in the whole.
+    """Choose `count` examples by `seed`, as True, so that every class has the share that it has among all.
 
     Examples with equal keys are duplicates. Only those without a duplicate are held out, so none is on both sides.
     """
@@ -37,7 +37,7 @@ def hold_out(keys: Sequence[Hashable], labels: Sequence[int], count: int, seed: 
 
 
 def _quotas(classes: NDArray[np.int64], count: int) -> dict[int, int]:
-    """How many of each class: shares rounded down, and the rest to the classes that lost most."""
+    """Return how many of each class: shares rounded down, and the rest to the classes that lost most."""
     labels, sizes = np.unique(classes, return_counts=True)
     exact = count * sizes / len(classes)
     quotas = np.floor(exact).astype(int)

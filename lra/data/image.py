@@ -31,7 +31,7 @@ class Images(NamedTuple):
 
 
 def read_image(source: Path, *, valid: int, seed: int, side: int = SIDE) -> dict[str, Iterator[Example]]:
-    """The splits of `source`, with `valid` images held out of the training set, equally many of each class.
+    """Read the splits of `source`, with `valid` images held out of the training set, equally many of each class.
 
     `source` is cifar-10-binary.tar.gz, its folder cifar-10-batches-bin, or a folder with
     gray_train_x.npy, gray_test_x.npy (or .npy.xz; uint8, N x 32 x 32) and labels.npz (train, test). An image that the
@@ -51,13 +51,13 @@ def read_image(source: Path, *, valid: int, seed: int, side: int = SIDE) -> dict
 
 
 def gray(colours: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """0.2989 R + 0.587 G + 0.114 B of (N, 3, pixels), rounded as TensorFlow's rgb_to_grayscale does."""
+    """Return 0.2989 R + 0.587 G + 0.114 B of (N, 3, pixels), rounded as TensorFlow's rgb_to_grayscale does."""
     share: NDArray[np.float32] = (colours.astype(np.float32) / 255 * WEIGHTS[:, None]).sum(1)  # (N, pixels)
     return (share * 255.5).astype(np.uint8)
 
 
 def shrink(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Images of (N, 1024) as (N, side^2): the mean of each square of pixels, rounded, a half up."""
+    """Return images of (N, 1024) as (N, side^2): the mean of each square of pixels, rounded, a half up."""
     width = SIDE // side
     squares = pixels.reshape(-1, side, width, side, width)
     total: NDArray[np.uint32] = squares.sum((2, 4), dtype=np.uint32)  # (N, side, side)
@@ -66,7 +66,7 @@ def shrink(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 
 
 def check_side(side: int) -> None:
-    """A ValueError where 32 pixels cannot be cut into `side` equal parts."""
+    """Raise a ValueError where 32 pixels cannot be cut into `side` equal parts."""
     check_count("side", side)
     if SIDE % side:
         raise ValueError(f"side is {side}, expected a divisor of {SIDE}: 1, 2, 4, 8, 16 or 32")
@@ -94,7 +94,7 @@ def _joined(parts: list[Images]) -> Images:
 
 
 def _decode(content: bytes, place: str) -> Images:
-    """A label and 3 x 1024 colours for each image, one byte each."""
+    """Read a label and 3 x 1024 colours for each image, one byte each."""
     record = 1 + 3 * PIXELS
     if not content or len(content) % record:
         raise ValueError(f"{place}: {len(content):,} bytes, expected a multiple of {record:,}; the file was cut off")

@@ -45,7 +45,7 @@ class ListOpsSettings:
 
 
 def parse(expression: str) -> list[int]:
-    """The tokens of an expression such as `( ( ( [MAX 2 ) 9 ) ] )`; parentheses carry no meaning and are dropped."""
+    """Return the tokens of an expression such as `( ( ( [MAX 2 ) 9 ) ] )`; parentheses mean nothing and are dropped."""
     try:
         return [CODES[word] for word in expression.split() if word not in ("(", ")")]
     except KeyError as error:
@@ -53,7 +53,7 @@ def parse(expression: str) -> list[int]:
 
 
 def evaluate(tokens: Iterable[int]) -> int:
-    """The value of an expression, 0 to 9; a ValueError if it is none."""
+    """Return the value of an expression, 0 to 9; a ValueError if it is none."""
     operators: list[int] = []
     arguments: list[list[int]] = [[]]  # of each operator that is open; first, the whole expression
     for token in tokens:
@@ -88,7 +88,7 @@ def _apply(operator: int, values: list[int]) -> int:
 
 
 def read_official(source: Path, *, max_len: int = 2000) -> dict[str, Iterator[Example]]:
-    """The splits of `basic_{train,val,test}.tsv` in a folder or archive, test first, to be read in this order.
+    """Read the splits of `basic_{train,val,test}.tsv` in a folder or archive; consume the test split first.
 
     Every label is checked. An expression that stands twice is kept once, where it was read first, so that no two splits
     share one.
@@ -118,7 +118,7 @@ def _checked(expression: str, target: str, max_len: int) -> Example:
 
 
 def _is_new(example: Example, seen: set[bytes]) -> bool:
-    """Whether an expression is not among the `seen`; it is added to them."""
+    """Return whether an expression is not among the `seen`, and add it to them."""
     before = len(seen)
     seen.add(blake2b(example.sequences[0].data, digest_size=16).digest())
     return len(seen) > before
@@ -127,7 +127,7 @@ def _is_new(example: Example, seen: set[bytes]) -> bool:
 def generate(
     count: int, *, seed: int = 0, workers: int = 1, settings: ListOpsSettings | None = None
 ) -> Generator[Example, None, None]:
-    """`count` different expressions, the same for a seed whatever the number of workers.
+    """Generate `count` different expressions, the same for a seed whatever the number of workers.
 
     A node above the last level is an operator with probability 1/4, else a digit; trees are drawn until the length
     fits. Close the generator to end its processes early.
@@ -169,7 +169,7 @@ def draw(rng: np.random.Generator, settings: ListOpsSettings, batch: int) -> Exa
 
 
 def length_distribution(settings: ListOpsSettings) -> NDArray[np.float64]:
-    """The probability of each length from 0 to max_len of a tree whose root is an operator, exact."""
+    """Return the exact probability of each length from 0 to max_len of a tree whose root is an operator."""
     arities = range(2, settings.max_args + 1)
     size = 1 << math.ceil(math.log2(settings.max_len * settings.max_args + 1))
     node = np.zeros(settings.max_len + 1)
@@ -192,7 +192,7 @@ def _check_settings(settings: ListOpsSettings) -> None:
 
 
 def _batch_size(settings: ListOpsSettings) -> int:
-    """How many trees to draw together: a power of two near twice the number that one acceptance takes."""
+    """Return how many trees to draw together: a power of two near twice the number that one acceptance takes."""
     accepted = float(length_distribution(settings)[settings.min_len :].sum())
     if accepted < RAREST:
         raise ValueError(
@@ -211,7 +211,7 @@ def _arities(settings: ListOpsSettings) -> NDArray[np.int64]:
 
 
 def _draw_shape(rng: np.random.Generator, settings: ListOpsSettings, batch: int) -> tuple[int, list[NDArray[np.int64]]]:
-    """The root's number of arguments, and of each level below how many nodes have 0, 2, 3, ... arguments.
+    """Draw the root's number of arguments, and of each level below how many nodes have 0, 2, 3, ... arguments.
 
     `batch` trees grow together, level by level, as counts only; a tree is dropped as soon as it is too long or ends too
     early, and the first one that fits is taken.
@@ -249,7 +249,7 @@ def _draw_shape(rng: np.random.Generator, settings: ListOpsSettings, batch: int)
 
 
 def _symbols(root: int, nodes: Sequence[Iterator[int]]) -> list[int]:
-    """The expression with MIN for every operator and 0 for every digit; nodes of a level are met from left to right."""
+    """Return the expression with MIN for every operator and 0 for every digit; a level's nodes come from left to right."""
     symbols = [MIN]
     missing = [root]  # arguments of each open operator
     while missing:

@@ -12,24 +12,24 @@ TOLERANCE = 1e-9  # a pixel whose centre lies on an edge, but for rounding, is i
 
 
 def circle(radius: float) -> NDArray[np.int64]:
-    """The pixels nearest to a circle around the origin, (count, 2), each once, by angle."""
+    """Return the pixels nearest to a circle around the origin, (count, 2), each once, by angle."""
     angles = np.linspace(-np.pi, np.pi, 64 * max(1, round(radius)), endpoint=False)
     pixels = np.unique(np.rint(radius * unit(angles)).astype(np.int64), axis=0)
     return pixels[np.argsort(angle(pixels))]
 
 
 def unit(angles: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Unit vectors (row, column) of angles that begin at the column axis, (..., 2)."""
+    """Return unit vectors (row, column) of angles that begin at the column axis, (..., 2)."""
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1)
 
 
 def angle(vectors: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """The angles of vectors (row, column), in (-pi, pi]."""
+    """Return the angles of vectors (row, column), in (-pi, pi]."""
     return np.arctan2(vectors[..., 0], vectors[..., 1])
 
 
 def distance(points: NDArray[np.float64], start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far points (..., 2) are from the segment between `start` and `end`."""
+    """Return how far points (..., 2) are from the segment between `start` and `end`."""
     along = end - start
     share = np.clip((points - start) @ along / max(float(along @ along), TOLERANCE), 0.0, 1.0)
     away = points - start - share[..., None] * along
@@ -37,7 +37,7 @@ def distance(points: NDArray[np.float64], start: NDArray[np.float64], end: NDArr
 
 
 def window(reach: int, scale: int = 1) -> NDArray[np.float64]:
-    """Coordinates of a window's pixels, (side, side, 2), or of the pixels of a grid `scale` times finer."""
+    """Return coordinates of a window's pixels, (side, side, 2), or of the pixels of a grid `scale` times finer."""
     ticks = np.arange(-reach * scale, reach * scale + 1) / scale
     return np.stack(np.meshgrid(ticks, ticks, indexing="ij"), axis=-1)
 
@@ -45,14 +45,14 @@ def window(reach: int, scale: int = 1) -> NDArray[np.float64]:
 def covered(
     start: NDArray[np.float64], end: NDArray[np.float64], radius: float, reach: int, scale: int = 1
 ) -> NDArray[np.bool_]:
-    """The pixels of a window whose centre is within `radius` of the segment; start = end gives a disk."""
+    """Return the pixels of a window whose centre is within `radius` of the segment; start = end gives a disk."""
     return distance(window(reach, scale), start, end) <= radius + TOLERANCE
 
 
 def brightness(
     start: NDArray[np.float64], end: NDArray[np.float64], radius: float, reach: int, scale: int
 ) -> NDArray[np.float64]:
-    """`covered` drawn on a grid `scale` times finer, and brought back to pixels by a Lanczos filter; 1 is full."""
+    """Draw `covered` on a grid `scale` times finer and bring it back to pixels by a Lanczos filter; 1 is full."""
     fine = covered(start, end, radius, reach, scale).astype(np.float64)
     ticks = np.arange(-reach * scale, reach * scale + 1) / scale
     offsets = np.arange(-reach, reach + 1)[:, None] - ticks  # (pixels, fine pixels)

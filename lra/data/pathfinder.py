@@ -41,7 +41,7 @@ class Drawing:
 
 
 def draw_image(rng: np.random.Generator, label: int, settings: PathfinderSettings = HARD) -> Drawing:
-    """A random image with this label, 0 or 1. A ValueError says where the settings leave no room for one."""
+    """Draw a random image with this label, 0 or 1. A ValueError says where the settings leave no room for one."""
     if label not in (0, 1):
         raise ValueError(f"label is {label!r}, expected 0 or 1")
     board = make_board(settings)
@@ -63,7 +63,7 @@ def draw_image(rng: np.random.Generator, label: int, settings: PathfinderSetting
 def generate(
     count: int, *, seed: int, workers: int = 1, settings: PathfinderSettings = HARD
 ) -> Generator[Example, None, None]:
-    """`count` examples, half of them with each label; if the count is odd, one label has one more.
+    """Generate `count` examples, half of them with each label; if the count is odd, one label has one more.
 
     An example depends on the seed, its index and the settings alone: any number of workers gives the same ones, and a
     larger count begins with those of a smaller one. Close the generator to end its processes early.
@@ -139,7 +139,7 @@ class OfficialSplit:
 
 
 def read_official(folder: Path | str, *, seed: int) -> dict[str, Iterable[Example]]:
-    """The official hard set, 80 % for training, 10 % for validation, 10 % for the test, by a permutation of the seed.
+    """Read the official hard set: 80 % for training, 10 % for validation, 10 % for the test, permuted by the seed.
 
     `folder` is curv_contour_length_14, with `metadata` and `imgs` in it, or pathfinder32, or the folder that has it.
     All metadata are read and checked at once, images one by one: a wrong one is an error that names its file and line.
@@ -170,7 +170,7 @@ def _official_root(folder: Path) -> Path:
 
 
 def _read_metadata(root: Path) -> Iterator[ImageEntry]:
-    """The images that metadata/*.npy list: text despite the name, with folder, file, number and label in each line."""
+    """Yield the images of metadata/*.npy, which are text: folder, file, number and label in each line."""
     paths = [path for path in (root / "metadata").iterdir() if path.suffix == ".npy"]
     if not paths:
         raise FileNotFoundError(f"{root / 'metadata'} holds no .npy files: unpack the official release again")

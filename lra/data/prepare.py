@@ -235,13 +235,13 @@ def _count(task: ListOps | Pathfinder) -> int:
 def _parts(
     stream: Generator[Example, None, None], task: ListOps | Pathfinder, closing: ExitStack
 ) -> dict[str, Iterator[Example]]:
-    """The first examples are for training, the next for validation, the last for the test; read them in this order."""
+    """Divide a stream: the first examples are for training, the next for validation, the last for the test."""
     closing.callback(stream.close)  # ends its processes
     return {name: islice(stream, total) for name, total in _totals(task).items()}
 
 
 def _refuse_generator_options(task: ListOps | Pathfinder, used: set[str]) -> None:
-    """What only a generator can use must not be dropped silently where files are read."""
+    """Raise where an option that only a generator can use would be dropped because files are read."""
     given, default = asdict(task), asdict(type(task)(out=task.out))
     given |= given.pop("settings")
     default |= default.pop("settings")

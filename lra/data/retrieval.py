@@ -22,7 +22,7 @@ LABELS = {b"0": 0, b"1": 1, b"0.0": 0, b"1.0": 1}
 
 
 def read_official(source: Path, *, max_len: int) -> dict[str, Iterator[Example]]:
-    """The splits of `new_aan_pairs.{train,eval,test}.tsv` in a folder or archive.
+    """Read the splits of `new_aan_pairs.{train,eval,test}.tsv` in a folder or archive.
 
     A line has label, two ids and two texts, without header and quoting; the first `max_len` bytes of a text are kept.
     """
@@ -42,7 +42,7 @@ def read_official(source: Path, *, max_len: int) -> dict[str, Iterator[Example]]
 
 
 def read_parquet(papers: Path, pairs: Path, *, max_len: int, strict: bool = True) -> dict[str, Iterator[Example]]:
-    """The splits of two tables: papers with pid and text, pairs with split, a, b, label and perhaps strict.
+    """Read the splits of two tables: papers with pid and text, pairs with split, a, b, label and perhaps strict.
 
     With `strict`, only pairs that are marked so are kept, where the table marks them. Papers are held in memory.
     """

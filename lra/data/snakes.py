@@ -111,12 +111,12 @@ class Board:
         return (row - self.origin) * self.side + column - self.origin
 
     def pixels(self, positions: list[int]) -> NDArray[np.int64]:
-        """Rows and columns, (count, 2)."""
+        """Return rows and columns, (count, 2)."""
         return np.stack(np.divmod(np.array(positions), self.side), axis=-1) + self.origin
 
 
 def grow_pair(board: Board, uniform: Iterator[float]) -> tuple[Snake, Snake]:
-    """The two long snakes. When one cannot go on, both start again."""
+    """Grow the two long snakes. When one cannot go on, both start again."""
     for _ in range(MAX_STARTS):
         pair = _start_pair(board, uniform)
         if pair is not None and _grow_in_turn(board, *pair, uniform):
@@ -129,7 +129,7 @@ def grow_pair(board: Board, uniform: Iterator[float]) -> tuple[Snake, Snake]:
 
 
 def grow_distractors(board: Board, taken: int, uniform: Iterator[float]) -> list[Snake]:
-    """Short snakes where nothing is `taken`, as many as the settings ask for and find room."""
+    """Grow short snakes where nothing is `taken`, as many as the settings ask for and find room."""
     snakes = []
     for _ in range(board.settings.distractors):
         for _ in range(DISTRACTOR_TRIES):
@@ -142,7 +142,7 @@ def grow_distractors(board: Board, taken: int, uniform: Iterator[float]) -> list
 
 
 def _start_pair(board: Board, uniform: Iterator[float]) -> tuple[Snake, Snake] | None:
-    """The first paddle of both long snakes, if they fit."""
+    """Return the first paddle of both long snakes, if they fit."""
     size, seed_distance = board.settings.image_size, board.settings.seed_distance
     low = min(math.ceil(2 * seed_distance), (size - 1) // 2)
     row, column = (low + int((size - 2 * low) * next(uniform)) for _ in range(2))
@@ -203,7 +203,7 @@ def _extend(board: Board, snake: Snake, taken: int, stamps: list[int], uniform: 
 
 
 def _grow_distractor(board: Board, taken: int, uniform: Iterator[float]) -> Snake | None:
-    """A short snake that begins in a random direction, at a random place among those where its first paddle fits."""
+    """Grow a short snake in a random direction from a random place among those where its first paddle fits."""
     taken |= board.outside
     direction = int(next(uniform) * len(board.stamps))
     free = board.inside
@@ -223,7 +223,7 @@ def _grow_distractor(board: Board, taken: int, uniform: Iterator[float]) -> Snak
 
 @lru_cache(maxsize=8)
 def make_board(settings: PathfinderSettings) -> Board:
-    """The board of these settings, which are checked."""
+    """Check the settings and make their board."""
     check_settings(settings)
     length, margin, size, border = settings.paddle_length, settings.margin, settings.image_size, settings.border
     radius = margin + settings.paddle_thickness / 2
@@ -274,7 +274,7 @@ def make_board(settings: PathfinderSettings) -> Board:
 def _turns(
     steps: NDArray[np.int64], angles: NDArray[np.float64], continuity: float
 ) -> list[list[tuple[float, int, int]]]:
-    """By direction, the turns with a positive weight: weight, next direction, step."""
+    """Return by direction the turns with a positive weight: weight, next direction, step."""
     bends = np.abs(angles[:, None] - angles)
     bends = np.minimum(bends, 2 * np.pi - bends)
     weights = np.cos(np.minimum(continuity * bends, np.pi / 2)) ** 2
@@ -285,7 +285,7 @@ def _turns(
 
 
 def _number(pixels: NDArray[np.bool_], side: int) -> int:
-    """The set of pixels of a window at the corner of a board, as a number."""
+    """Return the set of pixels of a window at the corner of a board, as a number."""
     board = np.zeros((side, side), np.bool_)
     board[: len(pixels), : len(pixels)] = pixels
     return int.from_bytes(np.packbits(board, bitorder="little").tobytes(), "little")

@@ -28,7 +28,7 @@ class Review(NamedTuple):
 
 
 def read_text(source: Path, *, max_len: int, valid: int, seed: int) -> dict[str, list[Example]]:
-    """The splits of `source`: the folder aclImdb, its tar.gz, or a parquet file with the columns split, label, text.
+    """Read the splits of `source`: the folder aclImdb, its tar.gz, or a parquet file with split, label and text.
 
     Of each review the first `max_len` bytes are kept. The test set is kept whole. `valid` reviews are held out of the
     training set for validation, with its share of each class. A parquet file that has a split for validation keeps it.
@@ -55,7 +55,7 @@ def read_text(source: Path, *, max_len: int, valid: int, seed: int) -> dict[str,
 
 
 def _reviews(source: Path, max_len: int) -> list[Review]:
-    """In the order of their names, so that a folder and its archive give the same."""
+    """Read reviews in the order of their names, so that a folder and its archive give the same."""
     named: list[tuple[str, Review]] = []
     for name, text in members(source, lambda name: REVIEW.fullmatch(name) is not None, limit=max_len):
         match = REVIEW.fullmatch(name)

@@ -21,7 +21,7 @@ AHEAD = 4  # pieces of work per process that may be waiting or done, so that mem
 def in_order(
     make: Callable[[range], list[T]], count: int | None = None, *, workers: int = 1, piece: int = 32
 ) -> Generator[T, None, None]:
-    """What `make` gives for range(0, piece), range(piece, 2 piece), ..., one result after the other.
+    """Yield what `make` gives for range(0, piece), range(piece, 2 piece), ..., one result after the other.
 
     `count` indices in all, without end if it is None. The results do not depend on `workers` if `make` depends on its
     indices only; it must be picklable (a function of a module, or a `functools.partial` of one). One worker is this
@@ -54,7 +54,7 @@ def in_order(
 
 
 def _end_with_parent() -> None:
-    """In a worker: leave an interrupt to the parent, and exit when the parent is gone."""
+    """Let a worker leave an interrupt to its parent, and exit when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -285,7 +285,7 @@ def test_labels_of_pathfinder_say_whether_one_snake_has_both_disks() -> None:
 
 
 def test_settings_without_room_are_an_error() -> None:
-    for settings in ({"paddles": 60}, {"paddles": 1}, {"continuity": 0.0}):
+    for settings in ({"paddles": 400}, {"paddles": 1}, {"continuity": 0.0}):
         with pytest.raises(ValueError, match=r"take fewer paddles|must be"):
             next(pathfinder.generate(1, seed=0, settings=pathfinder.PathfinderSettings(**settings)))  # type: ignore[arg-type]
     for options in ({"min_len": 3}, {"min_len": 1990, "max_len": 2000, "max_depth": 3}):

@@ -1,6 +1,7 @@
 """`python -m lra run`: what has a result is skipped, what fails is recorded, and an interrupt ends all processes."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -131,6 +132,11 @@ def test_the_command_runs_processes_and_generates_data(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"python -m lra report --records {tmp_path}/out/records.jsonl" in done.stdout
     assert {r["seed"] for r in read(tmp_path / "out" / "records.jsonl") if r["kind"] == "lra_run"} == {0, 1}
+
+
+def test_lra_needs_the_product_and_nothing_else_of_this_repository() -> None:
+    for path in (ROOT / "lra").rglob("*.py"):
+        assert not re.search(r"skeinformer\.(lab|cli)|from (studies|benchmarks|tests)\b", path.read_text()), path
 
 
 def test_runs_come_by_seed_and_have_folders_of_their_own(data: Path, tmp_path: Path) -> None:
