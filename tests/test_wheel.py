@@ -202,7 +202,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert main(["data", "listops", "--out", f"{folder}/listops", *sizes]) == 0
     steps = ["--steps", "2", "--batch", "4", "--check-every", "1", "--max-len", "80", "--warmup", "1"]
     assert main(["train", "--task", "listops", "--data", folder, "--out", f"{folder}/run", *steps]) == 0
-    assert main(["report", "--records", f"{folder}/run/records.jsonl", "--out", f"{folder}/lra.md"]) == 2
+    assert main(["report", "--records", f"{folder}/run/records.jsonl", "--out", f"{folder}/lra.md"]) == 0
 done("pytest", "hypothesis")
 """,
 }

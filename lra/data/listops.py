@@ -249,7 +249,7 @@ def _draw_shape(rng: np.random.Generator, settings: ListOpsSettings, batch: int)
 
 
 def _symbols(root: int, nodes: Sequence[Iterator[int]]) -> list[int]:
-    """Return the expression with MIN for every operator and 0 for every digit; a level's nodes come from left to right."""
+    """Return the expression with MIN for every operator and 0 for every digit; nodes come from left to right."""
     symbols = [MIN]
     missing = [root]  # arguments of each open operator
     while missing:

@@ -35,7 +35,17 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListOps(Target):
+class Generated(Target):
+    """A task with a generator of ours."""
+
+    seed: int = 0
+    """Seed of the generator, or of the division of Pathfinder's official images into 80, 10 and 10 %."""
+    workers: int | None = None
+    """Processes that generate; their number changes nothing else. Default: one for each core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOps(Generated):
     """Nested lists of digits under MIN, MAX, MED and SM (sum modulo 10): generated, or the official files."""
 
     source: Path | None = None
@@ -47,10 +57,6 @@ class ListOps(Target):
     test: int = 2_000
     """Expressions to generate for the test."""
     settings: ListOpsSettings = field(default_factory=ListOpsSettings)
-    seed: int = 0
-    """Seed of the generator."""
-    workers: int | None = None
-    """Processes that generate; their number changes nothing else. Default: one for each core."""
 
     def prepare(self, closing: ExitStack) -> "Prepared":
         facts = {"task": "listops", "vocab_size": len(listops.TOKENS), "num_classes": listops.NUM_CLASSES}
@@ -137,7 +143,7 @@ class Image(Target):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pathfinder(Target):
+class Pathfinder(Generated):
     """Do two disks mark the ends of one dashed curve? Generated, or the official images."""
 
     source: Path | None = None
@@ -149,10 +155,6 @@ class Pathfinder(Target):
     test: int = 20_000
     """Images to generate for the test."""
     settings: PathfinderSettings = field(default_factory=PathfinderSettings)
-    seed: int = 0
-    """Seed of the generator, or of the division of the official images into 80, 10 and 10 %."""
-    workers: int | None = None
-    """Processes that generate; their number changes nothing else. Default: one for each core."""
 
     def prepare(self, closing: ExitStack) -> "Prepared":
         facts: dict[str, Any] = {"task": "pathfinder", "vocab_size": 256, "num_classes": 2, "sequences": 1}
