@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lra.statistics import Interval, share_interval, t_interval
+from lra.intervals import Interval, share_interval, t_interval
 
 MINUTES = 1 / 60
 

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import pandas as pd
 
+from lra.intervals import Interval, share_error, t_interval
 from lra.results import BASELINES, TASK_NAMES, RecipeResults, Row, published
-from lra.statistics import Interval, share_error, t_interval
 from skeinformer.attention import METHODS
 
 EXACT = "softmax"  # exact attention

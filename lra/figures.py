@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from lra.intervals import share_error
 from lra.records import RUN_KEYS, Record
 from lra.results import TASK_NAMES, last_checks, recipes, to_frame
-from lra.statistics import share_error
 from lra.tables import distinct, studies
 
 # methods that stand out; the others are thin

@@ -39,6 +39,7 @@ from lra.claims import (
     sensitive_tasks,
     sensitivities,
 )
+from lra.intervals import mean_share_interval
 from lra.options import default_methods
 from lra.records import Record
 from lra.results import (
@@ -54,7 +55,6 @@ from lra.results import (
     split_runs,
     to_frame,
 )
-from lra.statistics import mean_share_interval
 from skeinformer.attention import METHODS
 
 MARK = "†"

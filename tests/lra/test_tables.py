@@ -24,10 +24,10 @@ from lra.claims import (
     sensitivities,
 )
 from lra.figures import loss_figure, study_figure, write_figures
+from lra.intervals import share_error, share_interval, t_interval
 from lra.methods import parse_method
 from lra.records import Record, read
 from lra.results import TASK_NAMES, last_checks, published, published_methods, results_by_recipe, to_frame
-from lra.statistics import share_error, share_interval, t_interval
 from lra.tables import difference_cell, markdown
 from skeinformer.attention import METHODS
 
