@@ -28,10 +28,10 @@ slow: $(STAMP)  ## run the tests that `make test` leaves out
 check: $(STAMP)  ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict skeinformer studies benchmarks examples
+	$(BIN)/mypy --strict skeinformer lra studies benchmarks examples
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
-soak: $(STAMP)  ## look for defects for hours: property tests, kills, damaged files; docs/reliability.md
+soak: $(STAMP)  ## look for defects for hours: property tests, coverage of the certificate; docs/reliability.md
 	$(BIN)/python -m studies.soak --page docs/reliability.md
 
 docs: $(STAMP)  ## generate docs/methods.md from the registry
@@ -48,7 +48,7 @@ dist: $(STAMP)  ## build wheel and sdist twice, compare, check, and put them int
 
 clean:  ## remove what the other targets made, except .venv
 	rm -rf dist build demo site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
-	find skeinformer studies benchmarks tests examples -name __pycache__ -prune -exec rm -rf {} +
+	find skeinformer lra studies benchmarks tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # the stamp is removed first and made last, so an interrupted installation is taken up again
 $(STAMP): pyproject.toml constraints.txt lock.txt torch.txt weights.txt

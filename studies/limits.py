@@ -7,11 +7,11 @@
 An arm is a method with options; `mixed` (studies/mixed.py) is the cluster sketch with exact parts put in, as in
 mixed:output=exact or mixed:dk=exact,dq=exact,dv=exact. `policy` (studies/policies.py) has some layers exact, fixed
 draws or a budget that changes, as in policy:after=300,later=64. With arms this trains them from scratch by the recipe
-`cpu` on a store of `skein data`, what is done already left out. Then it prints a table of all records: for each arm the
-mean over seeds of its difference to exact attention with the same seed, the same order of the data and the same start,
-with a 95 % interval by Student's t. The loss of a run is the mean over the second half of its steps. Runs of `skein
-lra` by the recipe itself are arms too, so that nothing is trained twice. V-mean among them gives every token the mean
-of all values: its difference is what attention is worth on a task.
+`cpu` on a store of `python -m lra data`, what is done already left out. Then it prints a table of all records: for each
+arm the mean over seeds of its difference to exact attention with the same seed, the same order of the data and the same
+start, with a 95 % interval by Student's t. The loss of a run is the mean over the second half of its steps. Runs of
+`python -m lra run` by the recipe itself are arms too, so that nothing is trained twice. V-mean among them gives every
+token the mean of all values: its difference is what attention is worth on a task.
 """
 
 import sys
@@ -25,15 +25,17 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from skeinformer.lab.commands.train import run_train
+from lra.data.store import open_store
+from lra.job import job_of
+from lra.options import Train
+from lra.results import TASK_NAMES
+from lra.train import train
 from skeinformer.lab.console import plain_table, print_whole
 from skeinformer.lab.contender import parse
 from skeinformer.lab.files import write_whole
-from skeinformer.lab.lra.store import open_store
 from skeinformer.lab.records import RUN_KEYS, Ledger, Record, Value, append, key_of, machine, read, read_known
 from skeinformer.lab.report.intervals import t_interval
-from skeinformer.lab.report.published import TASKS
-from skeinformer.lab.training.options import Train
+from skeinformer.lab.threads import use_threads
 from studies.command import start
 from studies.finetune import second_half
 from studies.offered import studied_methods
@@ -58,11 +60,11 @@ class Limits:
     """Train with exact parts put into a sketch, and print the differences to exact attention, paired by seed."""
 
     records: tuple[Path, ...] = ()
-    """Records of studies.finetune, of `skein lra`, and of earlier calls. What they hold is not trained again."""
+    """Records of studies.finetune, of `python -m lra run`, of earlier calls. What they hold is not trained again."""
     arms: tuple[str, ...] = ()
     """Methods to train from scratch, with options: softmax, cluster, mixed:output=exact. Default: train nothing."""
     data: Path | None = None
-    """The store of `skein data` to train on."""
+    """The store of `python -m lra data` to train on."""
     budgets: tuple[int, ...] = (16,)
     """Budgets d of the arms."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -153,7 +155,8 @@ def run_limits(options: Limits, console: Console | None = None) -> None:
 def train_arms(options: Limits) -> Path:
     """Every arm with every seed, and the path of their records."""
     if options.data is None:
-        raise ValueError("--arms needs --data, a store of `skein data`")
+        raise ValueError("--arms needs --data, a store of `python -m lra data`")
+    use_threads(options.threads)
     task = str(open_store(options.data).meta.task)
     records = options.out / "records.jsonl"
     given = [record for path in options.records for record in read(path)]
@@ -173,24 +176,22 @@ def train_arms(options: Limits) -> Path:
                 parts = [f"{name}{value}" for name, value in cell.items() if name in changes and value is not None]
                 plain_arm = arm.translate(str.maketrans(":,=", "---"))
                 folder = options.out / "-".join([task, plain_arm, str(budget), *parts, f"seed{seed}"])
-                result = run_train(
-                    Train(
-                        task=task,
-                        method=arm,
-                        recipe=RECIPE,
-                        data=options.data,
-                        out=folder,
-                        seed=seed,
-                        threads=options.threads,
-                        resume=True,
-                        budget=budget,
-                        steps=options.steps,
-                        patience=NEVER,
-                        num_layers=options.num_layers,
-                        batch=options.batch,
-                        max_len=options.max_len,
-                    )
+                chosen = Train(
+                    task=task,
+                    method=arm,
+                    recipe=RECIPE,
+                    data=options.data,
+                    out=folder,
+                    seed=seed,
+                    resume=True,
+                    budget=budget,
+                    steps=options.steps,
+                    patience=NEVER,
+                    num_layers=options.num_layers,
+                    batch=options.batch,
+                    max_len=options.max_len,
                 )
+                result = train(job_of(chosen), Console(stderr=True))
                 checks = [record for record in read(folder / "records.jsonl") if record["kind"] == "lra_check"]
                 losses = [float(record["loss"]) for record in checks]  # type: ignore[arg-type]
                 arm_record: Record = {
@@ -208,7 +209,7 @@ def train_arms(options: Limits) -> Path:
 
 
 def cell_of(record: Record) -> Record | None:
-    """What a record of this study, or of `skein lra`, is about; None for others."""
+    """What a record of this study, or of `python -m lra run`, is about; None for others."""
     if record.get("kind") == "limits":
         arm = ordered(str(record["arm"]))
         return {**record, "arm": arm, "d": budget_of(arm, record)}
@@ -233,7 +234,9 @@ def exclusions(found: Iterable[Arms], against: str = EXACT) -> str:
 def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence[int] = ()) -> dict[str, Arms]:
     """By study and arm, for all that was run with the arm `against` too; of these seeds, or of all."""
     found: dict[str, dict[tuple[str, int | None], dict[int, RunOutcome]]] = defaultdict(lambda: defaultdict(dict))
-    checks: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)  # of `skein lra`: a run's losses by step
+    checks: dict[tuple[object, ...], dict[int, float]] = defaultdict(
+        dict
+    )  # of `python -m lra run`: a run's losses by step
     for record in records:
         if record.get("kind") == "finetune":
             title = (
@@ -283,7 +286,7 @@ def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence
 
 
 def is_arm(record: Record) -> bool:
-    """Whether a record is a run of `skein lra` by the recipe itself, of a method that is compared."""
+    """Whether a record is a run of `python -m lra run` by the recipe itself, of a method that is compared."""
     return (
         record.get("kind") == "lra_run"
         and record["recipe"] == RECIPE
@@ -294,7 +297,7 @@ def is_arm(record: Record) -> bool:
 
 def name_of(record: Record) -> str:
     """The task's, such as ListOps."""
-    return TASKS[str(record["task"])]
+    return TASK_NAMES[str(record["task"])]
 
 
 def is_scale(arm: str) -> bool:

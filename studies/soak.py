@@ -1,7 +1,7 @@
-"""The campaign that looks for defects: property tests, kills, damaged files, a fuzzer and the certificate's coverage.
+"""The campaign that looks for defects: property tests and the certificate's coverage.
 
     python -m studies.soak                                 # all parts, at full size: hours
-    python -m studies.soak --parts kills files --share 0.1
+    python -m studies.soak --parts properties --share 0.1
 
 PARTS is the one table of them. A part that an earlier call finished, at the same size, seed and commit, is not run
 again, and coverage goes on with the row at which it was stopped. Every part is recorded in `soak/records.jsonl`, and
@@ -30,8 +30,6 @@ from skeinformer.lab.records import Ledger, Record, append, machine, read_known
 from skeinformer.lab.work import now
 from studies.command import start
 from studies.coverage import ABOVE, PROMISED, is_current
-from studies.soak_files import damaged_files, fuzzed_batches
-from studies.soak_kills import kills
 from studies.soak_outcome import OnCase, Outcome
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +53,7 @@ class Soak:
     """Look for defects, and print one table of what was tried and what failed."""
 
     parts: tuple[str, ...] = ()
-    """Parts: properties, kills, files, batches, coverage. Default: all."""
+    """Parts: properties, coverage. Default: all."""
     share: float = 1.0
     """Share of the full size of each part."""
     seed: int = 0
@@ -139,9 +137,6 @@ def broken_promise(record: Record) -> str | None:
 
 PARTS: dict[str, Part] = {
     "properties": Part("cases of every property test", 10_000, properties),
-    "kills": Part("SIGKILLs of a training run, each followed by a resume to the same bits", 30, kills),
-    "files": Part("damaged files, each read by the command that takes it", 300, damaged_files),
-    "batches": Part("mutated batches of CIFAR-10", 100_000, fuzzed_batches),
     "coverage": Part(
         "draws of each sketch, whose intervals, bounds and chosen budgets are counted", 10, coverage, True
     ),

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from lra.__main__ import read_options as read_lra_options
 from skeinformer.lab.cli import COMMANDS, read_options
 from skeinformer.lab.measure.pretrained import minilm_folder
 
@@ -35,7 +36,7 @@ CODE = re.compile(r"^ *```.*?^ *``` *$|^    [^\n]*$|`[^`\n]+`", re.MULTILINE | r
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\[\]]*\])*\]\((?P<target>[^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(?P<title>.+?) *$", re.MULTILINE)
 COMMAND = re.compile(
-    r"^(?:    |`)(?P<words>(?:skein [a-z]+ |python -m studies\.|python examples/)[^`\n]*)", re.MULTILINE
+    r"^(?:    |`)(?P<words>(?:skein [a-z]+ |python -m (?:studies\.|lra )|python examples/)[^`\n]*)", re.MULTILINE
 )
 
 
@@ -161,6 +162,9 @@ def test_command_lines_are_understood(page: Path) -> None:
             module = import_module(COMMANDS[verb].module)
             with suppress(SystemExit) if "--help" in rest else nullcontext():
                 read_options(getattr(module, verb.capitalize()), f"skein {verb}", rest)
+        elif words[1:3] == ["-m", "lra"]:
+            with suppress(SystemExit) if "--help" in words else nullcontext():
+                read_lra_options(words[3:])
         elif words[1] == "-m":
             assert find_spec(words[2]), words
         else:
@@ -181,5 +185,5 @@ def test_blocks_are_found_with_their_lines() -> None:
 
 def test_links_and_commands_are_found() -> None:
     assert slug("Where `convert` is, and [why](x.md)") == "where-convert-is-and-why"
-    text = "    skein lra --tasks text \\\n        --out x     # here\n`skein report --records ...`, `skein --help`"
-    assert commands(text) == [["skein", "lra", "--tasks", "text", "--out", "x"]]
+    text = "    skein flops --methods cluster \\\n        --lengths 64     # here\n`skein report ...`, `skein --help`"
+    assert commands(text) == [["skein", "flops", "--methods", "cluster", "--lengths", "64"]]

@@ -141,7 +141,7 @@ done("tyro", "rich", "transformers", "matplotlib", "pytest")
 
 
 def test_skein_attention_runs_in_the_clean_environment(clean: Path, wheel: Path) -> None:
-    result = run(clean / "python", "-I", "-c", START.format(records="") + CORE)
+    result = run(clean / "python", "-I", "-c", START.format(records="", checkout="") + CORE)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(clean.parent)
 
@@ -177,8 +177,7 @@ done("tyro", "matplotlib", "accelerate")
     "lab": """
 import pkgutil, skeinformer.lab
 for module in pkgutil.walk_packages(skeinformer.lab.__path__, "skeinformer.lab."):
-    if not module.name.startswith("skeinformer.lab.training."):
-        importlib.import_module(module.name)
+    importlib.import_module(module.name)
 from skeinformer.lab.cli import main
 assert main(["methods"]) == 0
 assert main(["flops", "--lengths", "64", "--methods", "cluster"]) == 0
@@ -192,22 +191,24 @@ with tempfile.TemporaryDirectory() as folder:
 done("transformers", "pyarrow")
 """,
     "train": """
-import pkgutil, tempfile, skeinformer
-for module in pkgutil.walk_packages(skeinformer.__path__, "skeinformer."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
-from skeinformer.lab.cli import main
+import pkgutil, sys, tempfile
+sys.path.append(CHECKOUT)  # lra is not in the wheel
+import lra
+for module in pkgutil.walk_packages(lra.__path__, "lra."):
+    importlib.import_module(module.name)
+from lra.__main__ import main
 sizes = ["--train", "16", "--valid", "4", "--test", "4", "--min-len", "64", "--max-len", "80", "--workers", "1"]
 with tempfile.TemporaryDirectory() as folder:
     assert main(["data", "listops", "--out", f"{folder}/listops", *sizes]) == 0
     steps = ["--steps", "2", "--batch", "4", "--check-every", "1", "--max-len", "80", "--warmup", "1"]
     assert main(["train", "--task", "listops", "--data", folder, "--out", f"{folder}/run", *steps]) == 0
+    assert main(["report", "--records", f"{folder}/run/records.jsonl", "--out", f"{folder}/lra.md"]) == 0
 done("pytest", "hypothesis")
 """,
 }
 START = """
 import importlib, importlib.util
-RECORDS = {records!r}
+RECORDS, CHECKOUT = {records!r}, {checkout!r}
 def done(*absent):
     assert not [name for name in absent if importlib.util.find_spec(name)]
     import skeinformer
@@ -217,7 +218,7 @@ def done(*absent):
 
 @pytest.mark.parametrize("extra", PROGRAMS)
 def test_each_extra_requires_all_that_it_needs(extra: str, wheel: Path, tmp_path: Path) -> None:
-    start = START.format(records=str(ROOT / "docs" / "results" / "speed-cluster.jsonl"))
+    start = START.format(records=str(ROOT / "docs" / "results" / "speed-cluster.jsonl"), checkout=str(ROOT))
     result = run(environment(tmp_path / extra, wheel, extra) / "python", "-I", "-c", start + PROGRAMS[extra])
     assert result.returncode == 0, result.stdout + result.stderr
     assert Path(result.stdout.split()[-1]).is_relative_to(tmp_path)

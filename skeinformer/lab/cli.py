@@ -32,16 +32,11 @@ COMMANDS: dict[str, Command] = {
     "compare": Command("skeinformer.lab.commands.compare", "a model on a text, with exact and with sketched attention"),
     "report": Command("skeinformer.lab.commands.report", "one page from the records that the other commands wrote"),
     "bench": Command("skeinformer.lab.commands.bench", "time and memory of every method beside torch's own attention"),
-    "data": Command("skeinformer.lab.commands.data", "prepare the data of a task of the Long Range Arena"),
-    "train": Command("skeinformer.lab.commands.train", "train one model on one task of the Long Range Arena"),
-    "lra": Command("skeinformer.lab.commands.lra", "train a matrix of tasks, methods and seeds, and go on with it"),
     "methods": Command("skeinformer.lab.commands.methods", "list the attention methods and what to know of each"),
     "flops": Command("skeinformer.lab.commands.flops", "multiply-adds of every method, beside the terms in the paper"),
 }
 # the modules of the extra `lab`: a missing one is the user's to install, any other missing module is a defect
 LAB_MODULES = {"tyro", "rich", "transformers", "tokenizers", "safetensors", "matplotlib", "pyarrow", "PIL"}
-# and of the extra `train`, which includes it
-TRAIN_MODULES = {"accelerate", "tensorboard", "huggingface_hub"}
 USER_ERROR = 2
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 and the number of the signal, as shells have it
 
@@ -58,10 +53,9 @@ def guard(work: Callable[[], int], name: str = "skein") -> int:
         return work()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in LAB_MODULES | TRAIN_MODULES:
+        if missing not in LAB_MODULES:
             raise
-        extra = "train" if missing in TRAIN_MODULES else "lab"
-        return fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[{extra}]'", name)
+        return fail(f"this needs {missing}, which is not installed: pip install 'skeinformer[lab]'", name)
     except FileNotFoundError as error:
         return fail(f"there is no {error.filename}" if error.filename else str(error), name)
     except BrokenPipeError:  # whoever read the output has enough of it

@@ -74,13 +74,13 @@ def encoder(group: Any, method: str = "cluster", checkpointed: bool = False, exa
 
 def classifier(group: Any, pair: bool) -> Result:
     """Logits and gradients of the Long Range Arena's model in training, with dropout; it divides its input."""
-    from skeinformer.lab.training.model import Classifier, ModelConfig, PairClassifier
-    from skeinformer.lab.training.ranks import divide
+    from lra.model import Classifier, ModelConfig, PairClassifier
+    from lra.parallel import set_sequence_group
 
     torch.manual_seed(3)
     config = ModelConfig(WORDS, CLASSES, LENGTH, "cluster", budget=5, dim=12, feedforward_dim=17, dropout=0.3)
     model = (PairClassifier if pair else Classifier)(config).double().train()
-    divide(model, None if group is None else distributed.Group.of(group))
+    set_sequence_group(model, None if group is None else distributed.Group.of(group))
     ids, _, mask, labels = batch()
     torch.manual_seed(4)
     arguments = (ids, ids[:, :5], mask, None) if pair else (ids[:, :47], mask[:, :47])
@@ -100,7 +100,7 @@ def trained(group: Any, job: Any) -> None:
         "MASTER_PORT": 0,
     }
     os.environ.update({name: str(value) for name, value in result.items()}, LOCAL_RANK=str(dist.get_rank()))
-    from skeinformer.lab.training.loop import train
+    from lra.train import train
 
     train(job)
 

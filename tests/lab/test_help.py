@@ -11,24 +11,19 @@ import pytest
 
 from skeinformer.lab import cli
 from skeinformer.lab.helptext import parse
-from skeinformer.lab.training.options import Lra
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "skeinformer" / "lab"
-# those of `skein` and `skein data`, of training, and of the studies
+# those of `skein` and of the studies
 FILES = [
     *sorted((LAB / "commands").glob("*.py")),
-    LAB / "training" / "options.py",
-    LAB / "lra" / "prepare.py",
-    LAB / "lra" / "listops.py",
-    LAB / "lra" / "snakes.py",
     *sorted((ROOT / "studies").glob("*.py")),
 ]
 # with these a text only goes on from the name of its option: "Of the model."
 BEGINNINGS = {"among", "around", "as", "at", "between", "by", "d", "each", "for", "from", "how", "in", "n", "of"}
 BEGINNINGS |= {"only", "or", "that", "what", "when", "where", "which", "with", "without"}
 
-VERBS = [*cli.COMMANDS, *(f"data {task}" for task in ("listops", "text", "retrieval", "pathfinder", "image"))]
+VERBS = list(cli.COMMANDS)
 # the studies that are commands, and the dataclass of their options
 STUDIES = {
     f"studies.{path.stem}": match[1]
@@ -60,8 +55,7 @@ def lacking(source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_help_begins_with_a_verb_or_a_noun(path: Path) -> None:
-    # what `skein lra` prints of a cell is no option
-    assert [name for name in lacking(path.read_text()) if name != "Cell.detail"] == []
+    assert lacking(path.read_text()) == []
 
 
 def test_a_text_that_goes_on_from_the_name_is_found() -> None:
@@ -119,15 +113,3 @@ def test_defaults_are_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     read = parse(Example, "show", ["--quick", "False", "--no-checks", "--count", "2"])
     assert read == Example(count=2, quick=False, checks=False)
-
-
-def test_no_baseline_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--no-baseline Leave out the model that sees only how often each token occurs" in shown(Lra, "lra", capsys)
-
-
-def test_a_long_usage_is_broken_between_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["data", "image", "--help"])
-    usage, rest, *_ = capsys.readouterr().out.splitlines()
-    assert usage.startswith("usage: skein data image [-h] --source PATH --out PATH")
-    assert re.fullmatch(r"    \[--[a-z]+ ?[A-Z]*\].*", rest)

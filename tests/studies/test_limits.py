@@ -12,7 +12,7 @@ from skeinformer.attention import METHODS
 from skeinformer.lab.records import Record, read
 from studies.finetune import second_half
 from studies.limits import NEVER, Limits, differences, exclusions, run_limits, table_of
-from tests.lab.training.tiny import write_tiny
+from tests.lra.tiny import write_tiny
 
 
 def test_differences_are_paired_by_seed() -> None:

@@ -1,31 +1,17 @@
 """The campaign: parts are chosen and taken up again, one table comes out, and a defect is counted."""
 
 import io
-import itertools
-import os
-import random
-import signal
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from skeinformer.lab.files import seal, unseal
 from skeinformer.lab.records import read
-from studies import soak, soak_kills, soak_outcome
+from studies import soak
 from studies.command import start
 from studies.soak import PARTS, Part, Soak, run_soak, with_table
-from studies.soak_damage import WAYS, damage, mutated
-from studies.soak_files import KINDS, damaged_files, judged
-from studies.soak_kills import killed, kills
-from studies.soak_outcome import Ended, OnCase, Outcome, in_process
+from studies.soak_outcome import OnCase, Outcome
 from tests.cases import cases
-
-
-def silent(tried: int, failed: int) -> None:
-    pass
 
 
 def told(options: Soak) -> str:
@@ -105,7 +91,7 @@ def test_a_failure_is_told_and_ends_with_status_1(tmp_path: Path, parts: list[tu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--parts", "kill"], "unknown part 'kill'; did you mean 'kills'"),
+        (["--parts", "propertis"], "unknown part 'propertis'; did you mean 'properties'"),
         (["--share", "0"], "share must be above 0 and at most 1"),
         (["--page", "nowhere.md"], "there is no nowhere.md"),
     ],
@@ -119,7 +105,7 @@ def test_the_page_in_the_documentation_has_its_marks() -> None:
     with_table((Path(soak.ROOT) / "docs" / "reliability.md").read_text(), "")
     with pytest.raises(ValueError, match="the page has no <!-- soak -->"):
         with_table("no marks", "")
-    assert list(PARTS)[:4] == ["properties", "kills", "files", "batches"]
+    assert list(PARTS) == ["properties", "coverage"]
 
 
 @pytest.mark.parametrize(
@@ -141,92 +127,8 @@ def test_what_is_promised_of_the_certificate(changes: dict[str, float | str], ex
     assert found == expected if not expected else str(found).startswith(expected)
 
 
-def test_a_process_that_crashes_or_hangs_is_told_apart(tmp_path: Path) -> None:
-    def crash() -> int:
-        os.kill(os.getpid(), signal.SIGSEGV)
-        return 0
-
-    def hang() -> int:
-        signal.pause()
-        return 0
-
-    def fail() -> int:
-        raise TypeError("not a user's error")
-
-    assert in_process(lambda: 0, tmp_path / "log").status == 0
-    assert in_process(crash, tmp_path / "log").status == -signal.SIGSEGV
-    assert in_process(hang, tmp_path / "log", seconds=0.1).status == -signal.SIGKILL
-    failed = in_process(fail, tmp_path / "log")
-    assert failed.status == 1
-    assert "not a user's error" in failed.output
-
-
-def test_a_campaign_that_was_suspended_kills_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGSTOP and SIGCONT an hour later: the clock went on, the command did not."""
-    clock = itertools.count(step=3600)
-    monkeypatch.setattr(soak_outcome.time, "monotonic", lambda: next(clock))
-    assert in_process(lambda: time.sleep(0.02) or 0, tmp_path / "log", seconds=1).status == 0  # type: ignore[func-returns-value]
-
-
-def test_a_run_that_ends_before_its_kill_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine it was counted as a kill."""
-    ends = [0, -signal.SIGKILL]
-    started = []
-
-    def training(data: Path, run: Path) -> SimpleNamespace:
-        assert not run.exists()
-        run.mkdir()
-        started.append(run)
-        return SimpleNamespace(poll=lambda: 0, send_signal=lambda number: None, wait=lambda: ends.pop(0))
-
-    monkeypatch.setattr(soak_kills, "training", training)
-    killed(tmp_path, tmp_path / "run", 0.001, random.Random(0))
-    assert len(started) == 2
-    assert not ends
-
-
 def test_cases_are_shared_among_the_runs_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SKEINFORMER_CASES", raising=False)
     assert cases(12, 50) == 12
     monkeypatch.setenv("SKEINFORMER_CASES", "10000")
     assert (cases(12), cases(12, 50), cases(12, 3), cases(12, 10_000)) == (10_000, 200, 3334, 12)
-
-
-def test_how_a_command_may_take_a_damaged_file() -> None:
-    line = "skein: a.tar.gz is damaged\n"
-    assert judged(Ended(2, line, 0), True, False) == ""
-    assert judged(Ended(0, "", 0), True, True) == ""
-    assert judged(Ended(0, "", 0), False, False) == ""
-    assert "gave something else" in judged(Ended(0, "", 0), True, False)
-    assert "status -11" in judged(Ended(-11, "", 0), False, False)
-    assert "status 1" in judged(Ended(1, "Traceback", 0), False, False)
-    assert "it says 2 lines" in judged(Ended(2, 2 * line, 0), False, False)
-    assert "it took 4096 MiB" in judged(Ended(2, line, 4 << 30), False, False)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_changes_the_file(tmp_path: Path, way: str) -> None:
-    for seed in range(20):
-        path = tmp_path / f"{seed}.json"
-        path.write_bytes(seal({"a": 1, "b": {"c": [1, 2]}}))
-        before = path.read_bytes()
-        WAYS[way](path, random.Random(seed))
-        assert path.is_symlink() or not path.is_file() or path.read_bytes() != before or way == "bytes"
-        if way == "fields":
-            unseal(path.read_bytes(), path)  # it is another file, and whole
-
-
-def test_damage_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(bytes(100))
-    assert damage(tmp_path, random.Random(0)).what.startswith("a.bin by ")
-    assert len({mutated(b"some content", random.Random(seed)) for seed in range(50)}) > 20
-
-
-@pytest.mark.slow
-def test_damaged_files_are_refused_or_read_rightly(tmp_path: Path) -> None:
-    assert damaged_files(2 * len(KINDS), 1, tmp_path, silent) == (2 * len(KINDS), 0, ())
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
-    assert kills(2, 0, tmp_path, silent) == (2, 0, ())

@@ -15,10 +15,6 @@ from skeinformer.lab.report.bench import speed_panels
 from skeinformer.lab.report.embeddings import embedding_panels
 from skeinformer.lab.report.figures import method_styles, write_panels
 from skeinformer.lab.report.inputs import group_inputs, pick_input
-from skeinformer.lab.report.lra import KINDS as LRA_KINDS
-from skeinformer.lab.report.lra import lra_markdown
-from skeinformer.lab.report.lra_figures import loss_panels
-from skeinformer.lab.report.lra_study import study_panels, study_styles
 from skeinformer.lab.report.sections import check_kinds, write_report
 from skeinformer.lab.report.values import check_values
 
@@ -34,10 +30,10 @@ class Report:
     title: str = "Sketched attention, measured"
     """The page's title."""
     figures: Path | None = None
-    """A folder for the pictures, each as .svg and .png: figure1, figure1-ratio, error-time, error-time-forward, speed,
-    lra-loss, lra-study and embeddings."""
+    """A folder for the pictures, each as .svg and .png: figure1, figure1-ratio, error-time, error-time-forward, speed
+    and embeddings."""
     markdown: Path | None = None
-    """A file for tables as markdown: those of the Long Range Arena, and the methods of least error by time."""
+    """A file for tables as markdown: the methods of least error by time."""
     length: int | None = None
     """Sequence length in the pictures error-time. Default: the greatest."""
     weights: str | None = None
@@ -98,10 +94,10 @@ def choose_methods(records: Sequence[Record], specs: Sequence[str]) -> Sequence[
 
 def markdown_tables(records: Sequence[Record]) -> str:
     """The tables that the records have, as the text of a markdown file; a ValueError where there is none."""
-    parts = [frontiers_markdown(records)]
-    if not parts[0] or any(record.get("kind") in LRA_KINDS for record in records):
-        parts.insert(0, lra_markdown(records))
-    return "\n".join(part for part in parts if part)
+    text = frontiers_markdown(records)
+    if not text:
+        raise ValueError("no table shows these records; give some of `skein approx`")
+    return text
 
 
 def write_pictures(
@@ -112,12 +108,9 @@ def write_pictures(
     layer: int | None = None,
 ) -> list[Path]:
     """Write those of the pictures of `Report.figures` that the records have, and return their paths."""
-    study = study_panels([r for r in records if r.get("kind") in LRA_KINDS])
-    styles = method_styles(records) | study_styles(study)
+    styles = method_styles(records)
     pictures = {
         "speed": speed_panels([r for r in records if r.get("kind") == "bench"]),
-        "lra-loss": loss_panels(records),
-        "lra-study": study,
         "embeddings": embedding_panels([r for r in records if r.get("kind") == "embeddings"]),
     }
     if inputs := group_inputs(records):
@@ -132,6 +125,6 @@ def write_pictures(
         if panels:
             written += write_panels(panels, styles, folder / name)
     if not written:
-        needed = "`skein approx`, `skein bench`, the checks of a training run, or embeddings"
+        needed = "`skein approx`, `skein bench`, or embeddings"
         raise ValueError(f"no picture shows these records; give some of {needed}")
     return written

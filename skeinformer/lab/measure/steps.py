@@ -12,7 +12,6 @@ from skeinformer.lab.device import device_field
 from skeinformer.lab.measure.memory import peak_memory
 from skeinformer.lab.measure.speed import IDENTITY, Action, quartile_fields, timed_rounds
 from skeinformer.lab.records import Ledger, Record, machine
-from skeinformer.lab.training.model import Classifier, ModelConfig
 from skeinformer.lab.work import OnStep, now, part_of, silent
 
 STANDARD = Contender("softmax")
@@ -73,6 +72,8 @@ def step_records(
 
 def training_step(contender: Contender, n: int, batch: int, budget: int, seed: int = 0, device: str = "cpu") -> Action:
     """A step of the paper's model for Text, as a function without arguments; it changes the weights every time."""
+    from lra.model import Classifier, ModelConfig  # of a checkout
+
     size, options = contender.settings(budget)
     config = ModelConfig(
         vocab_size=VOCABULARY, num_classes=CLASSES, max_len=n, method=contender.method, budget=size, options=options

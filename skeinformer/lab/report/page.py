@@ -13,7 +13,6 @@ from typing import NamedTuple
 from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.figures import FIGURE_1, Styles, swatch_svg
 from skeinformer.lab.report.format import count, distinct, label, listed
-from skeinformer.lab.report.published import TASKS
 from skeinformer.lab.report.tables import attributes_html
 from skeinformer.lab.report.template import PAGE, SCRIPT, STYLE
 
@@ -44,7 +43,7 @@ class FieldFilter(NamedTuple):
 
 FILTERS = (
     FieldFilter("recipe", "recipe"),
-    FieldFilter("task", "task", lambda value: TASKS.get(str(value), str(value))),
+    FieldFilter("task", "task", str),
     FieldFilter("model", "model"),
     FieldFilter("text", "text"),
     FieldFilter("n", "length n", count),

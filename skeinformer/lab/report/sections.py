@@ -12,8 +12,6 @@ from skeinformer.lab.report.demo import demo_sections, headline, next_section
 from skeinformer.lab.report.embeddings import embedding_sections
 from skeinformer.lab.report.figures import Styles, method_styles
 from skeinformer.lab.report.finetune import finetune_sections
-from skeinformer.lab.report.lra import KINDS as LRA_KINDS
-from skeinformer.lab.report.lra import lra_sections
 from skeinformer.lab.report.page import Section, page_html
 
 # a kind of record -> the function of all records that share it, and of the methods' styles
@@ -30,7 +28,6 @@ SECTIONS: dict[str, Callable[[Sequence[Record], Styles], list[Section]]] = {
     "bench_peer": peer_sections,
     "bench_step": step_sections,
     "bench_processes": process_sections,
-    **dict.fromkeys(LRA_KINDS, lra_sections),
     "finetune": finetune_sections,
 }
 

@@ -13,7 +13,6 @@ from skeinformer.lab.contender import offer
 from skeinformer.lab.records import Record, append
 from skeinformer.lab.report.sections import SECTIONS
 from tests.lab.report.synthetic import approx_records, bench_records
-from tests.lab.report.synthetic_lra import lra_records
 
 
 def write(path: Path, records: list[Record]) -> Path:
@@ -68,24 +67,6 @@ def test_pictures_of_some_methods(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "vmean" in capsys.readouterr().err
 
 
-def test_tables_and_pictures_of_the_long_range_arena(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = write(tmp_path / "a.jsonl", lra_records(("vmean", "skeinformer"), tasks=("text", "image"), seeds=(0,)))
-    out, markdown, figures = tmp_path / "r.html", tmp_path / "new" / "lra.md", tmp_path / "figures"
-    arguments = ["report", "--records", str(records), "--out", str(out)]
-    assert cli.main([*arguments, "--markdown", str(markdown), "--figures", str(figures), "--methods", "vmean"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.split() == [str(out)]
-    assert str(markdown) in printed.err
-    text = markdown.read_text(encoding="utf-8")
-    assert "### Table 1 (recipe cpu): test accuracy, %" in text
-    assert "- commit: abc123" in text
-    assert {file.name for file in figures.iterdir()} == {"lra-loss.png", "lra-loss.svg"}
-    svg = (figures / "lra-loss.svg").read_text(encoding="utf-8")
-    assert "recipe cpu: Image" in svg
-    assert "Skeinformer" not in svg
-    assert "Skeinformer" in text
-
-
 def test_the_frontier_as_markdown_with_rivals_that_a_module_offers(tmp_path: Path) -> None:
     offer("studies.rivals")
     specs = ("vmean", "cluster", "wildcat:num_bins=8", "thinformer", "hyperattention")
@@ -94,7 +75,6 @@ def test_the_frontier_as_markdown_with_rivals_that_a_module_offers(tmp_path: Pat
     arguments = ["report", "--records", str(records), "--out", str(tmp_path / "r.html"), "--markdown", str(markdown)]
     assert cli.main([*arguments, "--figures", str(figures)]) == 0
     text = markdown.read_text(encoding="utf-8")
-    assert "Long Range Arena" not in text
     for title in ("## pretrained, n = 64, forward and backward\n", "## initialized, n = 64, forward\n"):
         assert title in text
     assert "| 1.00 | exact (SDPA) | 0 |" in text
@@ -108,7 +88,7 @@ def test_markdown_without_runs_is_an_error(tmp_path: Path, capsys: pytest.Captur
     path = write(tmp_path / "a.jsonl", [demo_record()])
     arguments = ["report", "--records", str(path), "--out", str(tmp_path / "r.html")]
     assert cli.main([*arguments, "--markdown", str(tmp_path / "lra.md")]) == 2
-    assert "no table of the Long Range Arena shows these records" in capsys.readouterr().err
+    assert "no table shows these records" in capsys.readouterr().err
     assert not (tmp_path / "lra.md").exists()
 
 
@@ -165,4 +145,3 @@ def test_a_folder_in_the_place_of_the_page_is_an_error(tmp_path: Path, capsys: p
 
 def test_every_kind_has_a_section() -> None:
     assert set(SECTIONS) >= {"demo", "approx", "approx_summary", "approx_time", "bench", "bench_peer", "bench_step"}
-    assert set(SECTIONS) >= {"lra_run", "lra_check", "lra_baseline", "lra_failure"}

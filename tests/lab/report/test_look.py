@@ -14,7 +14,6 @@ from skeinformer.lab.report.sections import write_report
 from tests.comparison.test_text import layer, whole
 from tests.lab.report.browsing import IN_BROWSER, shown
 from tests.lab.report.synthetic import approx_records, bench_records, embedding_records, finetune_records
-from tests.lab.report.synthetic_lra import lra_records
 from tests.lab.report.test_demo_page import RECORDS as DEMO
 
 pytestmark = IN_BROWSER
@@ -30,7 +29,6 @@ PAGES: dict[str, list[Record]] = {
     "approx": approx_records(METHODS, lengths=(64, 128), budgets=(8, 16), trials=2),
     "bench": bench_records(("vmean", "skeinformer", "cluster"), lengths=(64, 128, 256, 512, 1024, 2048, 4096)),
     "models": [*embedding_records(), *finetune_records(), *COMPARED],
-    "lra": lra_records(seeds=(0,)),
 }
 # of every visible element with text of its own: how clear its letters are on what lies behind them
 CONTRAST = """() => {

@@ -10,14 +10,9 @@ from skeinformer.lab.records import Record, Value
 from skeinformer.lab.report.sections import write_report
 from skeinformer.lab.report.values import check_values
 from tests.lab.report.synthetic import approx_records, bench_records, embedding_records, finetune_records
-from tests.lab.report.synthetic_lra import baseline_record, check_records, failure_record, run_record
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 ONE_EACH: tuple[Record, ...] = (
-    run_record("vmean", "text"),
-    check_records("vmean", "text")[0],
-    baseline_record("majority", "text", 0.5),
-    failure_record("vmean", "text"),
     approx_records(lengths=(1024,), budgets=(8,), trials=1)[0],
     approx_records(lengths=(1024,), budgets=(8,), trials=1)[1],
     bench_records()[0],
@@ -46,7 +41,7 @@ def test_the_file_and_the_field_are_named(
     tmp_path: Path, field: str, value: Value, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "records.jsonl"
-    records = [run_record("vmean", "text"), {**run_record("softmax", "text"), field: value}]
+    records = [bench_records()[0], {**bench_records()[0], field: value}]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert cli.main(["report", "--records", str(path), "--out", str(tmp_path / "page.html")]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -1,0 +1,1 @@
+"""Data of the five tasks: readers of the official files, generators, and the store that training reads."""

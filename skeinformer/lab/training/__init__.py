@@ -1,1 +1,0 @@
-"""Training on the Long Range Arena: recipes, one loop, checkpoints, memory."""
