@@ -17,9 +17,12 @@ from torch.nn import functional as F
 
 from skeinformer.checks import check_count
 from skeinformer.cli.records import Record
-from skeinformer.comparison.measure import Quartiles, frobenius_error, interleaved, quartiles, ratio, real_rows
-
-__all__ = ["Action", "Sizes", "frobenius_error", "interleaved", "quartile_fields", "quartiles", "ratio", "timed_rounds"]
+from skeinformer.comparison.measure import Quartiles as Quartiles
+from skeinformer.comparison.measure import frobenius_error as frobenius_error
+from skeinformer.comparison.measure import interleaved as interleaved
+from skeinformer.comparison.measure import quartiles as quartiles
+from skeinformer.comparison.measure import ratio as ratio
+from skeinformer.comparison.measure import real_rows
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else torch's profiler writes a line at each start
 MODES = ("forward", "both")

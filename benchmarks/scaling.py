@@ -1,8 +1,8 @@
 """How far does dividing a sequence go? Measured time per token and counted bytes, to 1024 ranks and 10^9 tokens.
 
-    skein bench --processes 1 2 4 --lengths 8192 65536 --methods cluster --budget 64 --batch 1 --heads 2 \\
-        --head-dim 64 --rounds 5 --max-seconds 30 --again --records docs/results/processes.jsonl
-    python -m studies.scaling --write docs
+    python -m benchmarks.processes --processes 1 2 4 --lengths 8192 65536 --methods cluster --budgets 64 --batch 1 \\
+        --heads 2 --head-dim 64 --rounds 5 --max-seconds 30 --records docs/results/processes.jsonl
+    python -m benchmarks.scaling --write docs
 
 The first measures, the second prints the tables of docs/distributed.md and docs/scaling.md and writes them into the
 pages. Time is modelled for one layer, forward and backward, of one sequence:
@@ -12,23 +12,30 @@ pages. Time is modelled for one layer, forward and backward, of one sequence:
                 takes LATENCY and its bytes over the bandwidth of one rank
 
 Nothing overlaps, and all ranks are as fast as the slowest.
+
+`--traffic` prints the bytes that one rank receives for one head and one example of one layer, with those of ring
+attention and Ulysses, by formulas. A gathering of s bytes is (R - 1) s, a sum is that of a ring, 2 (R - 1) / R s. Ring attention
+(Liu et al. 2023) passes all keys and values around, and in the backward pass their gradients too. Ulysses (Jacobs et
+al. 2023) exchanges tokens for heads: queries, keys, values and the output, and their gradients.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from benchmarks.common import markdown, start, write_tables
+from benchmarks.processes import microseconds, several
 from skeinformer.attention import Cluster
-from skeinformer.lab.files import write_whole
-from skeinformer.lab.measure.processes import several
-from skeinformer.lab.records import Record, read
-from skeinformer.lab.report.format import count, label, microseconds, required, seconds, size
-from studies.command import start
-from studies.pages import filled, markdown
-from studies.traffic import bytes_text, cluster_bytes, cluster_exchanges
+from skeinformer.attention.centers import METRIC_QUERIES
+from skeinformer.attention.check_rows import FAR
+from skeinformer.attention.cluster import SAMPLED_KEYS
+from skeinformer.cli.records import Record, read
+from skeinformer.cli.tables import count, label, real, seconds, size
+from skeinformer.distributed.world import Exchange
 
 LATENCY = 10e-6  # seconds of one step of a collective: an assumption
 TOKENS = {"1M": 10**6, "100M": 10**8, "1G": 10**9}
@@ -36,6 +43,8 @@ RANKS = (8, 64, 1024)
 GIGABITS = (25, 100, 400)
 FASTER = (1, 1000)  # a rank as fast as the measured core, and one as an accelerator: the second is an assumption
 MOST_RANKS = 2**24
+LENGTHS = {"64k": 2**16, "1M": 2**20, "16M": 2**24}
+TRAFFIC_RANKS = (2, 8, 64, 1024)
 ALONE = ("bench_processes", "cluster", 1, "both")
 
 
@@ -59,9 +68,22 @@ class Scaling:
     """Print, or write into the pages, what dividing a sequence among processes gives."""
 
     records: Path = Path("docs/results/processes.jsonl")
-    """Records that `skein bench --processes` wrote."""
+    """Records that `benchmarks.processes` wrote."""
     write: Path | None = None
     """The folder of the pages; without one the tables are printed."""
+    traffic: bool = False
+    """Print how many bytes one rank receives, for one head and one example of one layer."""
+
+    def run(self) -> None:
+        """Print the tables, or write them."""
+        if self.traffic:
+            print(traffic_table())
+            return
+        for name, texts in parts(read(self.records)).items():
+            if self.write is None:
+                print(f"{name}\n", *texts.values(), sep="\n\n")
+            else:
+                write_tables(self.write / name, texts)
 
 
 def measured(records: Iterable[Record]) -> MeasuredLayer:
@@ -74,6 +96,14 @@ def measured(records: Iterable[Record]) -> MeasuredLayer:
     pilots = Cluster(budget=budget).num_pilots
     assert pilots is not None
     return MeasuredLayer(required(r, "seconds_per_token"), heads, width, budget, pilots, n)
+
+
+def required(record: Record, name: str) -> float:
+    """Return a field as a number; a ValueError where the record has none."""
+    value = real(record, name)
+    if value is None:
+        raise ValueError(f"record field {name!r} is {record.get(name)!r}, expected a number")
+    return value
 
 
 def computing(layer: MeasuredLayer, n: int, ranks: int, faster: float) -> float:
@@ -192,15 +222,107 @@ def parts(records: Sequence[Record]) -> dict[str, dict[str, str]]:
     }
 
 
-def run(options: Scaling) -> None:
-    """Print the tables, or write them."""
-    for name, texts in parts(read(options.records)).items():
-        if options.write is None:
-            print(f"{name}\n", *texts.values(), sep="\n\n")
-        else:
-            path = options.write / name
-            write_whole(filled(path.read_text(), texts), path)
+def cluster_exchanges(
+    ranks: int,
+    *,
+    budget: int = 16,
+    num_pilots: int = 16,
+    width: int = 64,
+    batch: int = 1,
+    heads: int = 1,
+    item: int = 4,
+) -> tuple[list[Exchange], list[Exchange]]:
+    """The exchanges of a call of `cluster_attention`, forward and backward, where there are more tokens than asked for.
+
+    Keys and values of one width, in a precision of `item` bytes; the noise has 4.
+    """
+    d, pilots, p, each = budget, num_pilots, width, batch * heads
+    exchange = _of(ranks, each, item)
+    metric, sample = METRIC_QUERIES * p, SAMPLED_KEYS * d
+
+    forward = [
+        Exchange("shares", "gather", 5 * 8, ranks),
+        exchange("pilots", "gather", pilots * p, each * (pilots + metric) * 4),
+        exchange("row sums", "gather", pilots + 1),
+        exchange("samples", "gather", sample),
+        exchange("centers", "sum", (sample + metric) * p, batch * item),
+        exchange("clusters", "sum", 2 * d + 2 * d * p + pilots * p + p * p),
+    ]
+    backward = [
+        exchange("gradients", "sum", 2 * d * p + p * p + pilots * p),
+        exchange("rows", "sum", pilots * p),
+    ]
+    return forward, backward
+
+
+def certificate_exchanges(
+    ranks: int,
+    *,
+    num_checks: int = 32,
+    num_pilots: int = 16,
+    width: int = 64,
+    batch: int = 1,
+    heads: int = 1,
+    item: int = 4,
+) -> list[Exchange]:
+    """What `return_info` adds to a call of `cluster_attention`, where there are more tokens than are checked."""
+    exchange, c, p, each = _of(ranks, batch * heads, item), num_checks, width, batch * heads
+    return [
+        exchange("guesses", "gather", 4 * p + 7),
+        exchange("far keys", "gather", FAR * (p + 2) + p * p),
+        exchange("totals", "sum", 4),
+        exchange("chances", "gather", c + 2),
+        exchange("checks", "gather", 2 * c),
+        exchange("check rows", "sum", (2 * c + num_pilots) * p + 1),
+        exchange("check sums", "gather", c),
+        exchange("exact rows", "sum", c * p),
+        exchange("places", "sum", 0, each * num_pilots * 8),
+    ]
+
+
+def _of(ranks: int, each: int, item: int) -> Callable[..., Exchange]:
+    """An exchange of so many numbers of `item` bytes for each head and example, and some bytes more."""
+
+    def exchange(step: str, kind: Literal["sum", "gather"], numbers: int, more: int = 0) -> Exchange:
+        return Exchange(step, kind, each * numbers * item + more, ranks)
+
+    return exchange
+
+
+def cluster_bytes(ranks: int, **sizes: Any) -> int:
+    """Bytes that a rank receives, forward and backward."""
+    return sum(x.received for part in cluster_exchanges(ranks, **sizes) for x in part)
+
+
+def ring_bytes(n: int, ranks: int, width: int = 64, item: int = 4) -> int:
+    """Ring attention: K and V of all other ranks, and in the backward pass these again with their gradients."""
+    return 3 * 2 * n * width * item * (ranks - 1) // ranks
+
+
+def ulysses_bytes(n: int, ranks: int, width: int = 64, item: int = 4) -> int:
+    """Ulysses: of Q, K, V and the output a rank's n / R tokens, but for its own 1 / R, and of their gradients."""
+    return 2 * 4 * (n // ranks) * width * item * (ranks - 1) // ranks
+
+
+def traffic_table(width: int = 64, budget: int = 16, num_pilots: int = 16) -> str:
+    """Make the table of docs/distributed.md, for float32."""
+    rows = []
+    for name, n in LENGTHS.items():
+        for ranks in TRAFFIC_RANKS:
+            ours = cluster_bytes(ranks, width=width, budget=budget, num_pilots=num_pilots)
+            others = (ring_bytes(n, ranks, width), ulysses_bytes(n, ranks, width))
+            rows.append([name, str(ranks), *map(bytes_text, (ours, *others))])
+    return markdown(("tokens", "ranks", "cluster sketch", "ring attention", "Ulysses"), rows)
+
+
+def bytes_text(size: float) -> str:
+    """'1.2 MB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    raise AssertionError
 
 
 if __name__ == "__main__":
-    raise SystemExit(start(Scaling, run))
+    sys.exit(start(Scaling))

@@ -1,6 +1,6 @@
 """How often do the certificate's interval and bound hold, and how often is a chosen budget too small?
 
-    python -m studies.coverage --text wikitext2-test.txt
+    python -m benchmarks.coverage --text wikitext2-test.txt
 
 Inputs: queries, keys and values of a pretrained MiniLM, all layers; normal ones with heavy-tailed values (Student's t
 with two degrees of freedom, and Cauchy), with one value 30 or 1000 times as large, with ten odd rows among 512 (queries
@@ -29,18 +29,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks.common import check_options, markdown, start
 from skeinformer import build, choose_budget, cluster_attention, skein_attention
 from skeinformer.attention.budget import NUM_DRAWS
-from skeinformer.checks import check_choice, check_count
-from skeinformer.lab.measure.errors import exact_attention, relative_error
-from skeinformer.lab.measure.pretrained import pretrained_qkv
-from skeinformer.lab.progress import progress
-from skeinformer.lab.records import Ledger, Record, append_all, machine, read_known
-from skeinformer.lab.threads import use_threads
-from skeinformer.lab.work import OnStep, Work, now
-from studies.command import start
+from skeinformer.checks import check_choice
+from skeinformer.cli.measure import QKV, exact_attention, relative_error, threads
+from skeinformer.cli.pretrained import pretrained_qkv
+from skeinformer.cli.progress import Steps, show_steps
+from skeinformer.cli.records import Ledger, Record, append_all, machine, now, read
 
-QKV = tuple[Tensor, Tensor, Tensor]
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "Skeinformer, 256": ("skeinformer", {"budget": 256}),
     "cluster, fast, 16": ("cluster", {}),
@@ -86,6 +83,17 @@ class Coverage:
     """Seed of all draws."""
     records: Path = Path("coverage.jsonl")
     """File that records are appended to, one JSON line each."""
+
+    def run(self) -> None:
+        """Measure what is missing in the records file, and print the tables."""
+        check_options(self, {"sketches": 1, "draws": 1, "num_checks": 1, "trials": 0, "lengths": 1})
+        known = dict.fromkeys(case.group for case in inputs_of(self))
+        for group in self.groups:
+            check_choice("group", group, tuple(known))
+        records = read(self.records, missing_ok=True)
+        with threads(self.threads), show_steps(Console(stderr=True, highlight=False)) as steps:
+            append_all(self.records, records, missing_records(self, tuple(records), steps))
+        print(table(records))
 
 
 class Case(NamedTuple):
@@ -225,7 +233,7 @@ def chosen(qkv: QKV, exact: Tensor, function: str, options: Coverage) -> Record:
     return {"heads": heads, "above": above, "median_budget": middle, "all_keys": sum(d == ROWS for d in budgets)}
 
 
-def missing_records(options: Coverage, present: Iterable[Record], on_step: OnStep) -> Iterator[Record]:
+def missing_records(options: Coverage, present: Iterable[Record], steps: Steps) -> Iterator[Record]:
     """Records of the kinds "coverage" and "coverage_budget" that `present` does not hold."""
     done = Ledger(KEY, present)
     text = "Python reference" if options.text is None else options.text.stem
@@ -246,12 +254,12 @@ def missing_records(options: Coverage, present: Iterable[Record], on_step: OnSte
 
     asked_for = [each for each in inputs_of(options) if not options.groups or each.group in options.groups]
     left = [(each, kinds) for each in asked_for if (kinds := wanted(each))]
-    work = Work(sum(each.cost * len(kinds) for each, kinds in left), on_step)
+    steps.expect(sum(each.cost * len(kinds) for each, kinds in left))
     for each, kinds in left:
         qkv = each.make()
         exact = exact_attention(*qkv)
         for kind, method in kinds:
-            work.step(f"{each.group}, {each.name}, n = {each.n:,}: {method}", each.cost)
+            steps(f"{each.group}, {each.name}, n = {each.n:,}: {method}", each.cost)
             found = (
                 certified(qkv, exact, method, options) if kind == "coverage" else chosen(qkv, exact, method, options)
             )
@@ -262,35 +270,30 @@ def table(records: Sequence[Record]) -> str:
     """Markdown: the least of each group beside what is promised; a row for each input; the chosen budgets."""
     covered = [record for record in records if record.get("kind") == "coverage"]
     budgets = [record for record in records if record.get("kind") == "coverage_budget" and is_current(record)]
-    lines = [
-        "| input | interval, least % | promised | bound, least % | promised | square |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for group in dict.fromkeys(record["group"] for record in covered):
         found = [record for record in covered if record["group"] == group]
         two, upper, square = (sorted(float(r[name] or 0) for r in found) for name in ("two", "upper", "square"))
         promised = [percent(PROMISED[str(group)][name]) if group in PROMISED else "-" for name in ("two", "upper")]
-        row = (
-            group,
-            percent(two[0]),
-            promised[0],
-            percent(upper[0]),
-            promised[1],
-            f"{square[0]:.2f} to {square[-1]:.2f}",
-        )
-        lines.append(f"| {' | '.join(map(str, row))} |")
-    rows: dict[tuple[Any, ...], dict[Any, Record]] = {}
+        squares = f"{square[0]:.2f} to {square[-1]:.2f}"
+        rows.append([str(group), percent(two[0]), promised[0], percent(upper[0]), promised[1], squares])
+    parts = [markdown(("input", "interval, least %", "promised", "bound, least %", "promised", "square"), rows)]
+    cells: dict[tuple[Any, ...], dict[Any, Record]] = {}
     for record in covered:
-        rows.setdefault((record["group"], record["input"], record["n"]), {})[record["method"]] = record
-    lines += ["", f"| input | n | {' | '.join(METHODS)} |", "|---" * (2 + len(METHODS)) + "|"]
-    for (group, name, n), methods in rows.items():
-        lines.append(f"| {group}, {name} | {n} | {' | '.join(_cell(methods.get(method)) for method in METHODS)} |")
+        cells.setdefault((record["group"], record["input"], record["n"]), {})[record["method"]] = record
+    rows = [
+        [f"{group}, {name}", str(n), *(_cell(methods.get(method)) for method in METHODS)]
+        for (group, name, n), methods in cells.items()
+    ]
+    parts.append(markdown(("input", "n", *METHODS), rows))
     if budgets:
-        lines += ["", "| input | method | above the tolerance | median d | all keys |", "|---|---|---|---|---|"]
-    for r in budgets:
-        name = f"{r['group']}, {r['input']} | {r['method']}"
-        lines.append(f"| {name} | {r['above']} of {r['trials']} | {r['median_budget']} | {r['all_keys']} |")
-    return "\n".join(lines)
+        rows = [
+            [f"{r['group']}, {r['input']}", str(r["method"]), f"{r['above']} of {r['trials']}"]
+            + [str(r[name]) for name in ("median_budget", "all_keys")]
+            for r in budgets
+        ]
+        parts.append(markdown(("input", "method", "above the tolerance", "median d", "all keys"), rows))
+    return "\n\n".join(parts)
 
 
 def is_current(record: Record) -> bool:
@@ -310,27 +313,5 @@ def _cell(record: Record | None) -> str:
     return f"{percent(two)} / {percent(upper)} / {margin:.2f}"
 
 
-def run(options: Coverage) -> str:
-    """Measure what is missing in the records file and return the tables."""
-    for name in ("sketches", "draws", "num_checks"):
-        check_count(name, getattr(options, name))
-    check_count("trials", options.trials, at_least=0)
-    for n in options.lengths:
-        check_count("length", n)
-    known = dict.fromkeys(each.group for each in inputs_of(options))
-    for group in options.groups:
-        check_choice("group", group, tuple(known))
-    use_threads(options.threads)
-    records = read_known(options.records)
-    with progress(Console(stderr=True, highlight=False)) as begin:
-        append_all(options.records, records, missing_records(options, tuple(records), begin("coverage")))
-    return table(records)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables and return the exit status: 2 for what the user can mend, said in one line."""
-    return start(Coverage, lambda options: print(run(options)), arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start(Coverage))

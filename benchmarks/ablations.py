@@ -1,4 +1,4 @@
-"""What each part of the cluster sketch is worth: `python -m studies.cluster_study TEXT [n]`.
+"""What each part of the cluster sketch is worth: `python -m benchmarks.ablations TEXT [n]`.
 
 On queries, keys and values of MiniLM (layers 0 to 5 pretrained, layer 0 initialized) every variant's relative spectral
 error, mean over heads and draws, is divided by that of Skeinformer with 256 columns and 256 pilots. `variant` is the
@@ -17,13 +17,13 @@ import tyro
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.common import start
 from skeinformer.attention import ClusterNoise, build, skein_attention
 from skeinformer.attention.centers import METRIC_QUERIES, RIDGE
 from skeinformer.attention.cluster import SAMPLED_KEYS
-from skeinformer.lab.measure.errors import exact_attention, spectral_error
-from skeinformer.lab.measure.pretrained import pretrained_qkv
+from skeinformer.cli.measure import exact_attention, spectral_error
+from skeinformer.cli.pretrained import pretrained_qkv
 from skeinformer.noise import from_generator, gumbel
-from studies.command import start
 
 DRAWS = 2
 SIZES: tuple[dict[str, int], ...] = ({"d": 16, "num_pilots": 16}, {"d": 128, "num_pilots": 64})
@@ -56,13 +56,21 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Study:
+class Ablations:
     """What is each part of the cluster sketch worth?"""
 
     text: tyro.conf.Positional[Path]
     """A .txt or .parquet file."""
     n: tyro.conf.Positional[int] = 4096
     """Tokens n of the text."""
+
+    def run(self) -> None:
+        """Print the table; a line for each input as it is done."""
+        results: dict[str, dict[str, float]] = {}
+        for name, inputs in study_inputs(self.text, self.n):
+            results[name] = errors_of(*inputs)
+            print(f"{name}: done", file=sys.stderr, flush=True)
+        print(table(results))
 
 
 class Knobs(NamedTuple):
@@ -352,14 +360,5 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def run(options: Study) -> None:
-    """Print the table; a line for each input as it is done."""
-    results: dict[str, dict[str, float]] = {}
-    for name, inputs in study_inputs(options.text, options.n):
-        results[name] = errors_of(*inputs)
-        print(f"{name}: done", file=sys.stderr, flush=True)
-    print(table(results))
-
-
 if __name__ == "__main__":
-    sys.exit(start(Study, run))
+    sys.exit(start(Ablations))

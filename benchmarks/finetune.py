@@ -1,6 +1,6 @@
 """Fine-tune a pretrained model on long reviews with exact and with sketched attention: accuracy and time.
 
-    python -m studies.finetune --data imdb.parquet
+    python -m benchmarks.finetune --data imdb.parquet
 
 The model is MiniLM unless another is named, with a linear head on the mean of the real tokens. Only reviews with at
 least `min_tokens` tokens are taken, cut after `length` and padded to it; positions beyond 512 are made as in
@@ -26,21 +26,17 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.common import EXACT, check_options, specs_of, start, switch
+from benchmarks.gradients import add_methods
 from skeinformer.checks import check_count, check_number
-from skeinformer.comparison.measure import Quartiles, interleaved, quartiles, ratio
+from skeinformer.cli.bench import model_name
+from skeinformer.cli.measure import Quartiles, interleaved, quartile_fields, quartiles, ratio, threads
+from skeinformer.cli.pretrained import Pretrained, load_model, long_positions, self_attention
+from skeinformer.cli.progress import Steps, show_steps
+from skeinformer.cli.records import Ledger, Record, append_all, key_of, machine, now, read
+from skeinformer.cli.specs import MethodSpec
+from skeinformer.cli.tables import Table
 from skeinformer.kernels.rows import masked_mean
-from skeinformer.lab.console import plain_table, print_whole
-from skeinformer.lab.measure.approx import Case
-from skeinformer.lab.measure.pretrained import Pretrained, load_model, long_positions, self_attention
-from skeinformer.lab.measure.speed import quartile_fields
-from skeinformer.lab.progress import progress
-from skeinformer.lab.records import Ledger, Record, append_all, key_of, machine, read_known
-from skeinformer.lab.threads import use_threads
-from skeinformer.lab.work import OnStep, Work, now, silent
-from studies.command import start
-from studies.offered import studied_methods
-from studies.reviews import Reviews, read_rows, tokenize
-from studies.switched import EXACT_CASE, cases_of, shown_name, switch
 
 SPLITS = ("train", "test")
 KEYS = (
@@ -61,6 +57,7 @@ KEYS = (
 )
 WARMUP = 0.1  # the share of the steps in which the learning rate grows
 HEAD_RATE = 20  # the head's learning rate in those of the model: it starts from nothing
+SHORTEST_TOKEN = 3  # characters: a shorter text is not worth tokenizing
 BACKWARD = 3  # a training step, in forward passes
 
 
@@ -99,6 +96,32 @@ class Finetune:
     records: Path = Path("finetune/records.jsonl")
     """File that records are appended to, one JSON line each."""
 
+    def run(self, console: Console | None = None) -> None:
+        """Measure what is missing in the records file, and print a table."""
+        console = console or Console(highlight=False)
+        add_methods()
+        specs = make_specs(self)
+        records = read(self.records, missing_ok=True)
+        with threads(self.threads), show_steps(console) as steps:
+            steps("loading the model and the reviews")
+            pretrained = load_model(self.model)
+            data = load_data(self, pretrained)
+            append_all(self.records, records, finetune_records(self, pretrained, data, specs, tuple(records), steps))
+            table = table_of(self, specs, records)
+        table.print(console)
+
+
+class Reviews(NamedTuple):
+    """Reviews of a split, padded."""
+
+    tokens: Tensor  # (reviews, n)
+    mask: Tensor  # (reviews, n), True = real
+    labels: Tensor  # (reviews,)
+
+    def take(self, index: Tensor) -> "Reviews":
+        """Some of them."""
+        return Reviews(*(x[index] for x in self))
+
 
 class ReviewData(NamedTuple):
     """What is trained on and what is tested on."""
@@ -110,7 +133,7 @@ class ReviewData(NamedTuple):
 class Classifier(nn.Module):
     """The model, the mean over the real tokens of its last hidden states, and a linear head."""
 
-    def __init__(self, pretrained: Pretrained, case: Case, n: int, autocast: str | None = None) -> None:
+    def __init__(self, pretrained: Pretrained, spec: MethodSpec, n: int, autocast: str | None = None) -> None:
         super().__init__()
         self.autocast = autocast
         self.model: Any = copy.deepcopy(pretrained.model).requires_grad_(True)
@@ -118,7 +141,7 @@ class Classifier(nn.Module):
             self_attention(self.model, layer).dropout.p = 0.0
         self.head = nn.Linear(int(self.model.config.hidden_size), 2)
         self.positions = long_positions(pretrained, n)
-        switch(self.model, case)
+        switch(self.model, spec)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """(b, n) -> (b, 2)."""
@@ -128,37 +151,54 @@ class Classifier(nn.Module):
         return logits
 
 
-def run_finetune(options: Finetune, console: Console | None = None) -> Path:
-    """Measure what is missing in the records file, print a table, and return the path of the file."""
-    console = console or Console(highlight=False)
-    use_threads(options.threads)
-    with studied_methods("mixed", "policy"), progress(console) as begin:
-        cases = make_cases(options)
-        known = read_known(options.records)
-        on_step = begin("")
-        on_step("loading the model and the reviews", 0.0)
-        pretrained = load_model(options.model)
-        data = load_data(options, pretrained)
-        append_all(options.records, known, finetune_records(options, pretrained, data, cases, known, on_step))
-    show(options, cases, known, console)
-    return options.records
+def read_rows(path: Path) -> list[tuple[str, int, str]]:
+    """Split, label and text of each row."""
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        columns = parquet.read_schema(path).names
+        missing = [name for name in ("split", "label", "text") if name not in columns]
+        if missing:
+            raise ValueError(f"{path} has the columns {', '.join(columns)}; it lacks {', '.join(missing)}")
+        table = parquet.read_table(path, columns=["split", "label", "text"]).to_pydict()
+    except ArrowInvalid as error:
+        raise ValueError(f"{path} is not a .parquet file: {error}") from error
+    rows = list(zip(table["split"], table["label"], table["text"], strict=True))
+    for number, (_, label, text) in enumerate(rows, start=1):
+        if label not in (0, 1) or not isinstance(text, str):
+            raise ValueError(
+                f"{path}, row {number}: label {label!r} and {type(text).__name__}; expected 0 or 1, a text"
+            )
+    return rows
 
 
-def make_cases(options: Finetune) -> list[Case]:
-    """Every method at every d, or a ValueError that names the option that is wrong."""
-    for name in ("methods", "budgets", "seeds"):
-        if not getattr(options, name):
-            raise ValueError(f"{name} is empty; give at least one")
-    for name in ("steps", "batch", "test_examples", "rounds", "min_tokens"):
-        check_count(name, getattr(options, name))
+def tokenize(pretrained: Pretrained, rows: Sequence[tuple[str, int, str]], n: int, min_tokens: int) -> Reviews:
+    """The reviews that have `min_tokens` tokens, cut after n and padded to it."""
+    tokenizer = pretrained.tokenizer
+    long = [row for row in rows if len(row[2]) >= SHORTEST_TOKEN * min_tokens]
+    texts = [text.replace("<br />", " ") for _, _, text in long]
+    found = tokenizer(texts, truncation=True, max_length=n, verbose=False)["input_ids"] if texts else []
+    kept = [(tokens, row[1]) for tokens, row in zip(found, long, strict=True) if len(tokens) >= min_tokens]
+    tokens = torch.full((len(kept), n), int(tokenizer.pad_token_id))
+    mask = torch.zeros(len(kept), n, dtype=torch.bool)
+    for row, (ids, _) in enumerate(kept):
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        mask[row, : len(ids)] = True
+    return Reviews(tokens, mask, torch.tensor([label for _, label in kept], dtype=torch.long))
+
+
+def make_specs(options: Finetune) -> list[MethodSpec]:
+    """Return every method at every d, or a ValueError that names the option that is wrong."""
+    counts = dict.fromkeys(("steps", "batch", "test_examples", "rounds", "min_tokens", "budgets"), 1)
+    check_options(options, counts, ("methods", "budgets", "seeds"))
     check_count("length", options.length, at_least=max(3, options.min_tokens))
     if not check_number("learning_rate", options.learning_rate, "above 0") > 0:
         raise ValueError(f"learning_rate must be above 0, got {options.learning_rate}")
-    cases = cases_of(options.methods, options.budgets)
-    for case in cases:
-        if case.contender.method == "policy" and {"later", "draws"} & dict(case.contender.options).keys():
-            raise ValueError("the options later and draws of policy are for training from scratch; see studies.limits")
-    return cases
+    specs = specs_of(options.methods, options.budgets)
+    for spec in specs:
+        if spec.method == "policy" and {"later", "draws"} & dict(spec.options).keys():
+            raise ValueError("the options later and draws of policy are for training from scratch; see limits")
+    return specs
 
 
 def load_data(options: Finetune, pretrained: Pretrained) -> ReviewData:
@@ -182,40 +222,37 @@ def finetune_records(
     options: Finetune,
     pretrained: Pretrained,
     data: ReviewData,
-    cases: Sequence[Case],
-    known: Iterable[Record] = (),
-    on_step: OnStep = silent,
+    specs: Sequence[MethodSpec],
+    present: Iterable[Record],
+    steps: Steps,
 ) -> Iterator[Record]:
-    """A Record of kind "finetune" for each seed and case that `known` does not hold."""
+    """A Record of kind "finetune" for each seed and method that `present` does not have."""
     common = common_fields(options)
-    done = Ledger(KEYS, (record for record in known if record.get("kind") == "finetune"))
+    done = Ledger(KEYS, (record for record in present if record.get("kind") == "finetune"))
     left = [
-        (seed, case) for seed in options.seeds for case in cases if {**common, "seed": seed, **case.fields} not in done
+        (seed, spec) for seed in options.seeds for spec in specs if {**common, "seed": seed, **spec.fields} not in done
     ]
     if not left:
         return
-    field = list(dict.fromkeys((EXACT_CASE, *(case for _, case in left))))
+    field = list(dict.fromkeys((EXACT, *(spec for _, spec in left))))
     training = BACKWARD * options.steps * options.batch
-    work = Work(
-        (options.rounds + 1) * BACKWARD * options.batch * len(field)
-        + sum(training + (1 + (case != EXACT_CASE)) * options.test_examples for _, case in left),
-        on_step,
-    )
-    seconds = time_steps(options, pretrained, data, field, work)
-    for seed, case in left:
-        place = f"{case}, seed {seed}"
-        classifier, history, spent = train(options, pretrained, data.train, case, seed, work, place)
-        accuracy, test_loss = test(options, classifier, data.test, work, place)
+    steps.expect(options.rounds * BACKWARD * options.batch * len(field))
+    steps.expect(sum(training + (1 + (spec != EXACT)) * options.test_examples for _, spec in left))
+    seconds = time_steps(options, pretrained, data, field, steps)
+    for seed, spec in left:
+        place = f"{spec}, seed {seed}"
+        classifier, history, spent = train(options, pretrained, data.train, spec, seed, steps, place)
+        accuracy, test_loss = test(options, classifier, data.test, steps, place)
         by_exact = accuracy, test_loss
-        if case != EXACT_CASE:
-            switch(classifier.model, EXACT_CASE)
-            by_exact = test(options, classifier, data.test, work, f"{place}, exact in the test")
+        if spec != EXACT:
+            switch(classifier.model, EXACT)
+            by_exact = test(options, classifier, data.test, steps, f"{place}, exact in the test")
         last = history[-max(1, len(history) // 10) :]
         yield {
             "kind": "finetune",
             **common,
             "seed": seed,
-            **case.fields,
+            **spec.fields,
             "test_accuracy": accuracy,
             "test_loss": test_loss,
             "exact_test_accuracy": by_exact[0],
@@ -226,8 +263,8 @@ def finetune_records(
             "loss": sum(last) / len(last),
             "second_half_loss": second_half(history),
             "seconds": spent,
-            **quartile_fields("step_seconds", seconds[case][0]),
-            **quartile_fields("ratio", seconds[case][1]),
+            **quartile_fields("step_seconds", seconds[spec][0]),
+            **quartile_fields("ratio", seconds[spec][1]),
             "rounds": options.rounds,
             "started": now(),
             **machine(),
@@ -235,32 +272,29 @@ def finetune_records(
 
 
 def time_steps(
-    options: Finetune, pretrained: Pretrained, data: ReviewData, field: Sequence[Case], work: Work
-) -> dict[Case, tuple[Quartiles, Quartiles]]:
+    options: Finetune, pretrained: Pretrained, data: ReviewData, field: Sequence[MethodSpec], steps: Steps
+) -> dict[MethodSpec, tuple[Quartiles, Quartiles]]:
     """Of a training step with each method: its seconds, and the share of those with exact attention."""
     batch = data.train.take(torch.arange(options.batch))
     cost = BACKWARD * options.batch * len(field)
     runs: dict[str, Callable[[], object]] = {}
-    for case in field:
-        classifier, step = start_training(options, pretrained, case, 0)
+    for spec in field:
+        classifier, step = start_training(options, pretrained, spec, 0)
         classifier.train()
-        runs[str(case)] = partial(step, batch)
+        runs[str(spec)] = partial(step, batch)
 
-    def on_round(number: int, seconds: dict[str, list[float]]) -> None:
-        work.step(f"times of a step: round {min(number + 1, options.rounds)} of {options.rounds}", cost)
-
-    work.step(f"times of a step: round 1 of {options.rounds}", cost)
-    seconds = interleaved(runs, options.rounds, on_round=on_round)
-    exact = seconds[str(EXACT_CASE)]
-    return {case: (quartiles(seconds[str(case)]), ratio(seconds[str(case)], exact)) for case in field}
+    steps(f"times of a step in {options.rounds} rounds", cost * options.rounds)
+    seconds = interleaved(runs, options.rounds)
+    exact = seconds[str(EXACT)]
+    return {spec: (quartiles(seconds[str(spec)]), ratio(seconds[str(spec)], exact)) for spec in field}
 
 
 def start_training(
-    options: Finetune, pretrained: Pretrained, case: Case, seed: int
+    options: Finetune, pretrained: Pretrained, spec: MethodSpec, seed: int
 ) -> tuple[Classifier, Callable[[Reviews], float]]:
     """The classifier at its start, and a step of training that returns the loss."""
     torch.manual_seed(seed)
-    classifier = Classifier(pretrained, case, options.length, options.autocast)
+    classifier = Classifier(pretrained, spec, options.length, options.autocast)
     groups = [
         {"params": classifier.model.parameters(), "lr": options.learning_rate},
         {"params": classifier.head.parameters(), "lr": HEAD_RATE * options.learning_rate},
@@ -286,15 +320,15 @@ def start_training(
 
 
 def train(
-    options: Finetune, pretrained: Pretrained, reviews: Reviews, case: Case, seed: int, work: Work, place: str
+    options: Finetune, pretrained: Pretrained, reviews: Reviews, spec: MethodSpec, seed: int, steps: Steps, place: str
 ) -> tuple[Classifier, list[float], float]:
     """The trained classifier, the loss of every step, and the seconds that the steps took."""
-    classifier, step = start_training(options, pretrained, case, seed)
+    classifier, step = start_training(options, pretrained, spec, seed)
     classifier.train()
     source, order = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.long)
     history, spent = [], 0.0
     for number in range(options.steps):
-        work.step(f"training, {place}: step {number + 1} of {options.steps}", BACKWARD * options.batch)
+        steps(f"training, {place}: step {number + 1} of {options.steps}", BACKWARD * options.batch)
         if len(order) < options.batch:
             order = torch.randperm(len(reviews.labels), generator=source)
         batch, order = reviews.take(order[: options.batch]), order[options.batch :]
@@ -304,12 +338,12 @@ def train(
     return classifier, history, spent
 
 
-def test(options: Finetune, classifier: Classifier, reviews: Reviews, work: Work, place: str) -> tuple[float, float]:
+def test(options: Finetune, classifier: Classifier, reviews: Reviews, steps: Steps, place: str) -> tuple[float, float]:
     """The share of the reviews that are classified rightly, and the mean loss."""
     classifier.eval()
     right, loss = 0, 0.0
     for index in torch.split(torch.arange(len(reviews.labels)), options.batch):
-        work.step(f"test, {place}: review {int(index[0]) + 1} of {len(reviews.labels)}", len(index))
+        steps(f"test, {place}: review {int(index[0]) + 1} of {len(reviews.labels)}", len(index))
         batch = reviews.take(index)
         with torch.no_grad():
             logits = classifier(batch.tokens, batch.mask)
@@ -327,7 +361,7 @@ def second_half(losses: Sequence[float]) -> float:
 def common_fields(options: Finetune) -> Record:
     """The fields that all records of a study share."""
     return {
-        "model": shown_name(options.model),
+        "model": model_name(options.model),
         "text": options.data.name,
         "n": options.length,
         "min_tokens": options.min_tokens,
@@ -340,22 +374,21 @@ def common_fields(options: Finetune) -> Record:
     }
 
 
-def show(options: Finetune, cases: Sequence[Case], records: Sequence[Record], console: Console) -> None:
-    """Print a row for each seed and case."""
+def table_of(options: Finetune, specs: Sequence[MethodSpec], records: Sequence[Record]) -> Table:
+    """Make a table with a row for each seed and method."""
     common = common_fields(options)
     found = {key_of(record, KEYS): record for record in records if record.get("kind") == "finetune"}
+    rows = []
+    for spec in specs:
+        for seed in options.seeds:
+            if record := found.get(key_of({**common, "seed": seed, **spec.fields}, KEYS)):
+                values = (record.get(name) for name in ("test_accuracy", "exact_test_accuracy", "seconds", "ratio"))
+                cells = ("" if value is None else f"{float(value):.3f}" for value in values)
+                rows.append([spec.label, str(spec.budget or ""), str(seed), *cells])
     title = f"n = {options.length:,}, {options.steps} steps of {options.batch}, {options.test_examples} test reviews"
     headings = ("method", "d", "seed", "accuracy", "tested exact", "training, s", "step / exact")
-    shown = ("test_accuracy", "exact_test_accuracy", "seconds", "ratio")
-    rows = []
-    for case in cases:
-        for seed in options.seeds:
-            if record := found.get(key_of({**common, "seed": seed, **case.fields}, KEYS)):
-                found_here = (record.get(name) for name in shown)
-                values = ("" if value is None else f"{float(value):.3f}" for value in found_here)
-                rows.append((case.contender.label, str(case.budget or ""), str(seed), *values))
-    print_whole(console, plain_table(headings, rows, title=title))
+    return Table(title, headings, rows)
 
 
 if __name__ == "__main__":
-    sys.exit(start(Finetune, run_finetune))
+    sys.exit(start(Finetune))

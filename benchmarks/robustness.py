@@ -1,6 +1,6 @@
 """The cluster sketch beside Skeinformer on other texts, lengths and head widths.
 
-    python -m studies.cluster_robustness --texts books.parquet --each title --lengths 1024 4096 16384
+    python -m benchmarks.robustness --texts books.parquet --each title --lengths 1024 4096 16384
 
 On the queries, keys and values of MiniLM (layer 0 initialized, layers 0 to 5 pretrained) the relative spectral error of
 "fast" (16 clusters, 16 pilots) and "accurate" (128 and 64) is divided by that of Skeinformer with 256 columns and 256
@@ -23,23 +23,25 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from skeinformer.checks import check_count
-from skeinformer.comparison.measure import quartiles, ratio
-from skeinformer.lab.contender import parse
-from skeinformer.lab.measure.approx import QKV, Case, Projected, TextSource, stream_seed
-from skeinformer.lab.measure.approx_time import passes_of
-from skeinformer.lab.measure.errors import exact_attention, spectral_error
-from skeinformer.lab.measure.pretrained import column_and_value, load_model, load_text, text_values, up_to_tokens
-from skeinformer.lab.measure.speed import quartile_fields, timed_rounds
-from skeinformer.lab.progress import progress
-from skeinformer.lab.records import Ledger, Record, Value, append_all, key_of, machine, read_known
-from skeinformer.lab.threads import use_threads
-from skeinformer.lab.work import OnStep, Work, now
-from studies.command import start
+from benchmarks.common import TextSource, check_options, markdown, passes_of, start, stream_seed
+from skeinformer.cli.measure import (
+    QKV,
+    exact_attention,
+    quartile_fields,
+    quartiles,
+    ratio,
+    spectral_error,
+    threads,
+    timed_rounds,
+)
+from skeinformer.cli.pretrained import load_model, load_text, parquet_texts
+from skeinformer.cli.progress import Steps, show_steps
+from skeinformer.cli.records import Ledger, Record, Value, append_all, key_of, machine, now, read
+from skeinformer.cli.specs import MethodSpec
+from skeinformer.cli.tables import spread
 
-SKEIN = Case(parse("skeinformer"), 256)
-VMEAN = Case(parse("vmean"), None)
-CLUSTERS = {"fast": Case(parse("cluster"), 16), "accurate": Case(parse("cluster:quality=accurate"), 128)}
+SKEIN, VMEAN = MethodSpec("skeinformer", (), 256), MethodSpec("vmean")
+CLUSTERS = {"fast": MethodSpec("cluster", (), 16), "accurate": MethodSpec("cluster", (("quality", "accurate"),), 128)}
 CASES = (SKEIN, VMEAN, *CLUSTERS.values())
 LAYERS = range(6)
 INPUTS = (("initialized", 0), *(("pretrained", layer) for layer in LAYERS))
@@ -53,7 +55,7 @@ STATES = 2000  # the cost of the hidden states of a token, in scores
 
 
 @dataclass(frozen=True)
-class Options:
+class Robustness:
     """Measure the cluster sketch and Skeinformer on several texts, lengths and head widths."""
 
     texts: tuple[Path, ...]
@@ -88,6 +90,25 @@ class Options:
         """The fields that all records share."""
         return {"model": "MiniLM" if self.model is None else self.model, "seed": self.seed}
 
+    def check(self) -> None:
+        """Raise a ValueError that names the first wrong option."""
+        counts = {"lengths": 1, "joined": 1, "trials": 1, "rows": 1, "time_rounds": 0, "seed": 0}
+        check_options(self, counts, ("texts", "lengths", "joined"))
+        if self.time_layer not in LAYERS:
+            raise ValueError(f"time_layer must be one of 0 to {LAYERS[-1]}, got {self.time_layer}")
+
+    def run(self) -> None:
+        """Measure what is missing in the records file, and print the table of all that it has."""
+        self.check()
+        texts = find_texts(self)
+        records = read(self.records, missing_ok=True)
+        with threads(self.threads), show_steps(Console(stderr=True, highlight=False)) as steps:
+            inputs = TextInputs(self, texts)
+            append_all(self.records, records, error_records(self, inputs, tuple(records), steps))
+            if self.time_rounds:
+                append_all(self.records, records, time_records(self, inputs, tuple(records), steps))
+        print(table(records, self.time_layer))
+
 
 class TextFile(NamedTuple):
     """A file, or the rows of a .parquet file where columns have the values of `where`."""
@@ -114,57 +135,36 @@ class TextPlace(NamedTuple):
 class TextInputs:
     """Queries, keys and values of places. The tokens of one text and the states of one piece are kept."""
 
-    def __init__(self, options: Options, texts: Mapping[str, TextFile]) -> None:
+    def __init__(self, options: Robustness, texts: Mapping[str, TextFile]) -> None:
         self.pretrained = load_model(options.model)
         self.options, self.texts = options, texts
         self.source, self.states = lru_cache(maxsize=1)(self._source), lru_cache(maxsize=1)(self._states)
 
     def __call__(self, place: TextPlace) -> QKV:
-        """Q, K and V, (1, h, n, p) each."""
-        about = Projected(place.trial, place.n, place.weights, place.layer)
-        states = self.states(place.text, place.trial, place.n)
-        q, k, v = self.source(place.text).qkv(states, about, self.options.seed)
-        return join_heads(q, place.joined), join_heads(k, place.joined), join_heads(v, place.joined)
+        """Return queries, keys and values, (1, h, n, p) each."""
+        hidden = self.states(place.text, place.trial, place.n)[place.layer]
+        qkv = self.source(place.text).qkv(hidden, place.trial, place.layer, place.weights, self.options.seed)
+        q, k, v = (join_heads(x, place.joined) for x in qkv)
+        return q, k, v
 
     def _source(self, name: str) -> TextSource:
-        text, needed = self.texts[name], self.options.trials * max(self.options.lengths)
-        tokens = up_to_tokens(load_text(text.path, text.where), needed, self.pretrained.tokenizer)
-        if len(tokens) < needed:
-            raise ValueError(
-                f"{name!r} has {len(tokens)} tokens, but {self.options.trials} trials of {max(self.options.lengths)} "
-                "are asked for; give a longer text, fewer trials or smaller lengths"
-            )
-        return TextSource(self.pretrained, tokens)
+        text = self.texts[name]
+        longest = max(self.options.lengths)
+        return TextSource.create(self.pretrained, load_text(text.path, text.where), self.options.trials, longest)
 
     def _states(self, name: str, trial: int, n: int) -> dict[int, Tensor]:
         return self.source(name).states(trial, n, LAYERS)
 
 
-def check_options(options: Options) -> None:
-    """A ValueError that names the option that is wrong."""
-    for name in ("texts", "lengths", "joined"):
-        if not getattr(options, name):
-            raise ValueError(f"{name} is empty; give at least one")
-    counts = {"length": options.lengths, "joined": options.joined, "trials": [options.trials], "rows": [options.rows]}
-    for name, values in counts.items():
-        for value in values:
-            check_count(name, value)
-    if options.time_layer not in LAYERS:
-        raise ValueError(f"time_layer must be one of 0 to {LAYERS[-1]}, got {options.time_layer}")
-    for name in ("time_rounds", "seed"):
-        if getattr(options, name) < 0:
-            raise ValueError(f"{name} must be at least 0, got {getattr(options, name)}")
-
-
-def find_texts(options: Options) -> dict[str, TextFile]:
+def find_texts(options: Robustness) -> dict[str, TextFile]:
     """The texts by name: every file, or every value of the column `each`. Two of one name are a ValueError."""
     found: list[tuple[str, TextFile]] = []
-    where = dict(column_and_value(item) for item in options.text_filter)
+    where = dict(item.split("=", 1) for item in options.text_filter)
     for path in options.texts:
         if options.each is None:
             found.append((" ".join([path.stem, *where.values()]), TextFile(path, where)))
         else:
-            values = text_values(path, options.each)
+            values = dict.fromkeys(parquet_texts(path, where, options.each))
             found += [(value, TextFile(path, {**where, options.each: value})) for value in values]
     names = [name for name, _ in found]
     for name in names:
@@ -182,7 +182,7 @@ def join_heads(x: Tensor, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def row_errors(qkv: QKV, num_rows: int, seed: int) -> dict[Case, float]:
+def row_errors(qkv: QKV, num_rows: int, seed: int) -> dict[MethodSpec, float]:
     """Relative spectral error over `num_rows` rows drawn uniformly, mean over heads, of each of CASES."""
     query, key, value = qkv
     n, head_dim = query.shape[-2:]
@@ -190,18 +190,18 @@ def row_errors(qkv: QKV, num_rows: int, seed: int) -> dict[Case, float]:
     exact = exact_attention(query[:, :, rows], key, value)
     errors = {}
     for case in CASES:
-        module: Any = case.build(n, head_dim, seed)
+        module: Any = case.build(head_dim, n, seed)
         output = module(query, key, value, generator=torch.Generator().manual_seed(seed))
         errors[case] = float(spectral_error(output[:, :, rows], exact).mean())
     return errors
 
 
-def error_records(options: Options, inputs: TextInputs, present: Iterable[Record], on_step: OnStep) -> Iterator[Record]:
+def error_records(options: Robustness, inputs: TextInputs, present: Iterable[Record], steps: Steps) -> Iterator[Record]:
     """Records of kind "robustness": the error of each case at each place that `present` does not hold."""
     done = Ledger(ERROR_KEY, (record for record in present if record.get("kind") == "robustness"))
     common: Record = {**options.common, "kind": "robustness", "started": now(), **machine()}
 
-    def about(place: TextPlace, case: Case) -> Record:
+    def about(place: TextPlace, case: MethodSpec) -> Record:
         return {**common, **place._asdict(), "rows": min(place.n, options.rows), **case.fields}
 
     sizes = (inputs.texts, dict.fromkeys(options.lengths), range(options.trials), INPUTS, dict.fromkeys(options.joined))
@@ -211,23 +211,21 @@ def error_records(options: Options, inputs: TextInputs, present: Iterable[Record
     ]
     left = [place for place in places if any(about(place, case) not in done for case in CASES)]
     pieces = {place[:3] for place in left}
-    work = Work(sum(place.cost(options.rows) for place in left) + sum(STATES * n for _, n, _ in pieces), on_step)
+    steps.expect(sum(place.cost(options.rows) for place in left) + sum(STATES * n for _, n, _ in pieces))
     for place in left:
         name = f"{place.text}, n = {place.n:,}, trial {place.trial + 1} of {options.trials}"
         if place[:3] in pieces:
             pieces.remove(place[:3])
-            work.step(f"{name}: hidden states", STATES * place.n)
+            steps(f"{name}: hidden states", STATES * place.n)
         qkv = inputs(place)
-        work.step(
-            f"{name}: {place.weights}, layer {place.layer}, heads of {qkv[0].shape[-1]}", place.cost(options.rows)
-        )
+        steps(f"{name}: {place.weights}, layer {place.layer}", place.cost(options.rows))
         errors = row_errors(qkv, options.rows, stream_seed(options.seed, place.trial, "draws"))
         shape: Record = {"heads": qkv[0].shape[1], "head_dim": qkv[0].shape[3]}
         for case, error in errors.items():
             yield {**about(place, case), **shape, "spectral_relative": error}
 
 
-def time_records(options: Options, inputs: TextInputs, present: Iterable[Record], on_step: OnStep) -> Iterator[Record]:
+def time_records(options: Robustness, inputs: TextInputs, present: Iterable[Record], steps: Steps) -> Iterator[Record]:
     """Records of kind "robustness_time": each case in turn with the others, at each length and width.
 
     On the first text, pretrained, layer `time_layer`. `both_ratio` and `forward_ratio` are to Skeinformer's time, round
@@ -237,7 +235,7 @@ def time_records(options: Options, inputs: TextInputs, present: Iterable[Record]
     common: Record = {**options.common, "kind": "robustness_time", "rounds": options.time_rounds, "started": now()}
     common |= machine()
 
-    def about(n: int, joined: int, case: Case) -> Record:
+    def about(n: int, joined: int, case: MethodSpec) -> Record:
         return {**common, "n": n, "joined": joined, "layer": options.time_layer, **case.fields}
 
     left = [
@@ -245,13 +243,12 @@ def time_records(options: Options, inputs: TextInputs, present: Iterable[Record]
         for n, joined in dict.fromkeys(product(options.lengths, options.joined))
         if any(about(n, joined, case) not in done for case in CASES)
     ]
-    work = Work(float(sum(n for n, _ in left)), on_step)
+    steps.expect(sum(n for n, _ in left))
     for n, joined in left:
         place = TextPlace(next(iter(inputs.texts)), n, 0, "pretrained", options.time_layer, joined)
         qkv = inputs(place)
-        work.step(f"time at n = {n:,}, heads of {qkv[0].shape[-1]}", n)
-        seed = stream_seed(options.seed, 0, "draws")
-        runs = {case: passes_of(case, qkv, seed) for case in CASES}
+        steps(f"time at n = {n:,}, heads of {qkv[0].shape[-1]}", n)
+        runs = {case: passes_of(case, qkv) for case in CASES}
         seconds = {
             name: timed_rounds({str(case): getattr(run, name) for case, run in runs.items()}, options.time_rounds)
             for name in PASSES
@@ -302,16 +299,17 @@ def table(records: Sequence[Record], time_layer: int = 0) -> str:
     timed = [r for r in records if r.get("kind") == "robustness_time" and r.get("layer", 0) == time_layer]
     times = {key_of(r, ("model", "n", "joined", *CASE)): r for r in timed}
     widths = {key_of(r, SETTING): r.get("head_dim") for r in records}
-    headings = [f"{name}: error" for name in CLUSTERS]
+    headings = ["text", "n", "head width", *(f"{name}: error" for name in CLUSTERS)]
     headings += [f"{name}: time {words}" for name in CLUSTERS for words in PASSES.values()]
-    lines = [f"| text | n | head width | {' | '.join(headings)} |", "|---" * (3 + len(headings)) + "|"]
+    rows = []
     for setting, ratios in sorted(found.items(), key=lambda item: (widths[item[0]], item[0][2], str(item[0][1]))):
         model, text, n, joined, *_ = setting
         cells = [f"{geometric_mean(x):.3f} ({min(x):.3f} to {max(x):.3f})" for x in map(ratios.get, CLUSTERS) if x]
         for case in CLUSTERS.values():
             time = times.get((model, n, joined, *key_of(case.fields, CASE)), {})
-            cells += [time_cell(time, name) for name in PASSES]
-        lines.append(f"| {text} | {n} | {widths[setting]} | {' | '.join(cells)} |")
+            cells += [spread(time, f"{name}_ratio", lambda x: "" if x is None else f"{x:.2f}") for name in PASSES]
+        rows.append([str(text), str(n), str(widths[setting]), *cells])
+    lines = [markdown(headings, rows)]
     for name in CLUSTERS:
         won = [x < 1 for ratios in found.values() for x in ratios[name]]
         ahead = [x < y for of in found.values() for x, y in zip(of[name], of["V-mean"], strict=True)]
@@ -322,37 +320,10 @@ def table(records: Sequence[Record], time_layer: int = 0) -> str:
     return "\n".join(lines)
 
 
-def time_cell(record: Record, name: str) -> str:
-    """The median of the rounds' ratios, and their quartiles."""
-    if f"{name}_ratio" not in record:
-        return ""
-    median, low, high = (float(record[f"{name}_ratio{suffix}"] or 0) for suffix in ("", "_q25", "_q75"))
-    return f"{median:.2f} ({low:.2f} to {high:.2f})"
-
-
 def geometric_mean(values: Sequence[float]) -> float:
     """exp of the mean of logarithms; 0 if one is 0."""
     return math.exp(sum(map(math.log, values)) / len(values)) if all(values) else 0.0
 
 
-def run(options: Options) -> str:
-    """Measure what is missing in the records file and return the table."""
-    check_options(options)
-    use_threads(options.threads)
-    records = read_known(options.records)
-    parts = {"errors": error_records, **({"times": time_records} if options.time_rounds else {})}
-    with progress(Console(stderr=True, highlight=False)) as begin:
-        begin("")("loading the pretrained model", 0.0)
-        inputs = TextInputs(options, find_texts(options))
-        for part, measured in parts.items():
-            append_all(options.records, records, measured(options, inputs, tuple(records), begin(part)))
-    return table(records, options.time_layer)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and return the exit status: 2 for what the user can mend, said in one line."""
-    return start(Options, lambda options: print(run(options)), arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start(Robustness))

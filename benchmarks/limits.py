@@ -1,19 +1,20 @@
 """What limits training with a sketch: its output, or its gradients? Differences to exact attention, paired by seed.
 
-    python -m studies.finetune --data imdb.parquet --methods ARM ... --seeds 0 1 2 --records finetune.jsonl
-    python -m studies.limits --arms ARM ... --data listops --seeds 0 1 2 --out runs
-    python -m studies.limits --records finetune.jsonl runs/records.jsonl lra/records.jsonl
+    python -m benchmarks.finetune --data imdb.parquet --methods ARM ... --seeds 0 1 2 --records finetune.jsonl
+    python -m benchmarks.limits --arms ARM ... --data listops --seeds 0 1 2 --out runs
+    python -m benchmarks.limits --records finetune.jsonl runs/records.jsonl lra/records.jsonl
 
-An arm is a method with options; `mixed` (studies/mixed.py) is the cluster sketch with exact parts put in, as in
-mixed:output=exact or mixed:dk=exact,dq=exact,dv=exact. `policy` (studies/policies.py) has some layers exact, fixed
-draws or a budget that changes, as in policy:after=300,later=64. With arms this trains them from scratch by the recipe
-`cpu` on a store of `skein data`, what is done already left out. Then it prints a table of all records: for each arm the
-mean over seeds of its difference to exact attention with the same seed, the same order of the data and the same start,
-with a 95 % interval by Student's t. The loss of a run is the mean over the second half of its steps. Runs of `skein
-lra` by the recipe itself are arms too, so that nothing is trained twice. V-mean among them gives every token the mean
-of all values: its difference is what attention is worth on a task.
+An arm is a method with options; `mixed` (benchmarks/gradients.py) is the cluster sketch with exact parts put in, as in
+mixed:output=exact or mixed:dk=exact,dq=exact,dv=exact. `policy` has some layers exact, fixed draws or a budget that
+changes, as in policy:after=300,later=64. With arms this trains them from scratch by the recipe `cpu` of `python -m lra
+train`, on a store of `python -m lra data`; what exists is left out. Then it prints a table of all records: for each arm
+the mean over seeds of its difference to exact attention with the same seed, the same order of the data and the same
+start, with a 95 % interval by Student's t. The loss of a run is the mean over the second half of its steps. Runs of
+`python -m lra run` by the recipe itself are arms too. V-mean gives every token the mean of all values: its difference
+is what attention is worth on a task.
 """
 
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -21,24 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from textwrap import fill
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from skeinformer.lab.commands.train import run_train
-from skeinformer.lab.console import plain_table, print_whole
-from skeinformer.lab.contender import parse
-from skeinformer.lab.files import write_whole
-from skeinformer.lab.lra.store import open_store
-from skeinformer.lab.records import RUN_KEYS, Ledger, Record, Value, append, key_of, machine, read, read_known
-from skeinformer.lab.report.intervals import t_interval
-from skeinformer.lab.report.published import TASKS
-from skeinformer.lab.training.options import Train
-from studies.command import start
-from studies.finetune import second_half
-from studies.offered import studied_methods
-from studies.pages import filled, markdown
+from benchmarks.common import markdown, start, t_interval, write_tables
+from benchmarks.finetune import second_half
+from benchmarks.gradients import METHODS, add_methods
+from skeinformer.cli.records import Ledger, Record, Value, append, key_of, machine, read
+from skeinformer.cli.specs import parse
+from skeinformer.cli.tables import Table
 
+TASKS = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "pathfinder": "Pathfinder", "image": "Image"}
+RUN_KEYS = ("recipe", "task", "method", "options", "seed", "overrides")  # what distinguishes runs of `lra`
 EXACT = "softmax"  # the method of exact attention
 RECIPE = "cpu"
 WIDTH = 120  # of the lines of a page
@@ -58,11 +54,11 @@ class Limits:
     """Train with exact parts put into a sketch, and print the differences to exact attention, paired by seed."""
 
     records: tuple[Path, ...] = ()
-    """Records of studies.finetune, of `skein lra`, and of earlier calls. What they hold is not trained again."""
+    """Records of benchmarks.finetune, of `python -m lra run`, and of earlier calls."""
     arms: tuple[str, ...] = ()
     """Methods to train from scratch, with options: softmax, cluster, mixed:output=exact. Default: train nothing."""
     data: Path | None = None
-    """The store of `skein data` to train on."""
+    """The store of `python -m lra data` to train on."""
     budgets: tuple[int, ...] = (16,)
     """Budgets d of the arms."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -85,6 +81,34 @@ class Limits:
     """Seeds that the tables are made of. Default: all."""
     page: Path | None = None
     """A page whose tables, between the marks `limits` and `end`, are written again, such as docs/training-runs.md."""
+
+    def run(self, console: Console | None = None) -> None:
+        """Train what is missing, then print the tables."""
+        console = console or Console(highlight=False)
+        if self.page is not None and (self.against != EXACT or self.shown_seeds):
+            raise ValueError(
+                "--page shows differences to exact attention over all seeds; leave out --against and --shown-seeds"
+            )
+        add_methods()
+        files = list(self.records)
+        if self.arms:
+            trained = train_arms(self)
+            files += [trained] if trained.is_file() else []
+        if not files:
+            raise ValueError("there is nothing to show; give --records, or --arms and --data to train")
+        found = {
+            title: arms for title, arms in differences(read(*files), self.against, self.shown_seeds).items() if arms
+        }
+        if not found:
+            raise ValueError(f"no run of {self.against} shares task, shape and seed with another; give its records too")
+        found = {title: found[title] for title in sorted(found, key=lambda title: (title.startswith(TUNED), title))}
+        count = exclusions(found.values(), self.against)
+        for title, arms in found.items():
+            Table(title, *table_of(arms, self.against)).print(console)
+        console.print(count)
+        if self.page is not None:
+            tables = [f"{fill(title + ':', WIDTH)}\n\n{markdown(*table_of(arms))}" for title, arms in found.items()]
+            write_tables(self.page, {"limits": "\n\n".join([*tables, count])})
 
 
 class RunOutcome(NamedTuple):
@@ -122,42 +146,14 @@ class Difference(NamedTuple):
 Arms = dict[tuple[str, int | None], Difference]  # by arm and d
 
 
-def run_limits(options: Limits, console: Console | None = None) -> None:
-    """Train what is asked for and not there, then print the table."""
-    console = console or Console(highlight=False)
-    if options.page is not None and (options.against != EXACT or options.shown_seeds):
-        raise ValueError(
-            "--page shows differences to exact attention over all seeds; leave out --against and --shown-seeds"
-        )
-    files = list(options.records)
-    if options.arms:
-        with studied_methods("mixed", "policy"):
-            trained = train_arms(options)
-        files += [trained] if trained.is_file() else []
-    if not files:
-        raise ValueError("there is nothing to show; give --records, or --arms and --data to train")
-    found = differences((record for path in files for record in read(path)), options.against, options.shown_seeds)
-    if not any(found.values()):
-        raise ValueError(f"no run of {options.against} shares task, shape and seed with another; give its records too")
-    titles = [title for title, arms in found.items() if arms]
-    found = {title: found[title] for title in sorted(titles, key=lambda title: (title.startswith(TUNED), title))}
-    count = exclusions(found.values(), options.against)
-    for title, arms in found.items():
-        print_whole(console, plain_table(*table_of(arms, options.against), title=title))
-    console.print(count)
-    if options.page is not None:
-        tables = [f"{fill(title + ':', WIDTH)}\n\n{markdown(*table_of(arms))}" for title, arms in found.items()]
-        write_whole(filled(options.page.read_text(), {"limits": "\n\n".join([*tables, count])}), options.page)
-
-
 def train_arms(options: Limits) -> Path:
     """Every arm with every seed, and the path of their records."""
     if options.data is None:
-        raise ValueError("--arms needs --data, a store of `skein data`")
-    task = str(open_store(options.data).meta.task)
+        raise ValueError("--arms needs --data, a store of `python -m lra data`")
+    task = options.data.name.rstrip("0123456789")  # image32 is a store of the task image
     records = options.out / "records.jsonl"
-    given = [record for path in options.records for record in read(path)]
-    done = Ledger(KEYS, [known for record in (*given, *read_known(records)) if (known := cell_of(record))])
+    measured = [*read(*options.records), *read(records, missing_ok=True)]
+    done = Ledger(KEYS, [known for record in measured if (known := cell_of(record))])
     changes: Record = {
         "asked": options.steps,
         "num_layers": options.num_layers,
@@ -173,25 +169,9 @@ def train_arms(options: Limits) -> Path:
                 parts = [f"{name}{value}" for name, value in cell.items() if name in changes and value is not None]
                 plain_arm = arm.translate(str.maketrans(":,=", "---"))
                 folder = options.out / "-".join([task, plain_arm, str(budget), *parts, f"seed{seed}"])
-                result = run_train(
-                    Train(
-                        task=task,
-                        method=arm,
-                        recipe=RECIPE,
-                        data=options.data,
-                        out=folder,
-                        seed=seed,
-                        threads=options.threads,
-                        resume=True,
-                        budget=budget,
-                        steps=options.steps,
-                        patience=NEVER,
-                        num_layers=options.num_layers,
-                        batch=options.batch,
-                        max_len=options.max_len,
-                    )
-                )
-                checks = [record for record in read(folder / "records.jsonl") if record["kind"] == "lra_check"]
+                run = train(options, cell, folder)
+                checks = [record for record in run if record["kind"] == "lra_check"]
+                result = next(record for record in reversed(run) if record["kind"] == "lra_run")
                 losses = [float(record["loss"]) for record in checks]  # type: ignore[arg-type]
                 arm_record: Record = {
                     "kind": "limits",
@@ -207,8 +187,22 @@ def train_arms(options: Limits) -> Path:
     return records
 
 
+def train(options: Limits, cell: Record, folder: Path) -> list[Record]:
+    """Train one arm by `python -m lra train`, or continue it, and return the records of the run."""
+    arm = str(cell["arm"])
+    if parse(arm).method in METHODS:
+        arm = f"benchmarks.gradients:{arm}"
+    settings: dict[str, Any] = {"task": cell["task"], "method": arm, "recipe": RECIPE, "data": options.data}
+    settings |= {"out": folder, "seed": cell["seed"], "threads": options.threads, "budget": cell["d"]}
+    settings |= {"steps": options.steps, "patience": NEVER, "num-layers": options.num_layers}
+    settings |= {"batch": options.batch, "max-len": options.max_len}
+    words = [word for name, x in settings.items() if x is not None for word in (f"--{name}", str(x))]
+    subprocess.run([sys.executable, "-m", "lra", "train", "--resume", *words], check=True)
+    return read(folder / "records.jsonl")
+
+
 def cell_of(record: Record) -> Record | None:
-    """What a record of this study, or of `skein lra`, is about; None for others."""
+    """What a record of this study, or of `python -m lra run`, is about; None for others."""
     if record.get("kind") == "limits":
         arm = ordered(str(record["arm"]))
         return {**record, "arm": arm, "d": budget_of(arm, record)}
@@ -233,7 +227,9 @@ def exclusions(found: Iterable[Arms], against: str = EXACT) -> str:
 def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence[int] = ()) -> dict[str, Arms]:
     """By study and arm, for all that was run with the arm `against` too; of these seeds, or of all."""
     found: dict[str, dict[tuple[str, int | None], dict[int, RunOutcome]]] = defaultdict(lambda: defaultdict(dict))
-    checks: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)  # of `skein lra`: a run's losses by step
+    checks: dict[tuple[object, ...], dict[int, float]] = defaultdict(
+        dict
+    )  # of `python -m lra run`: a run's losses by step
     for record in records:
         if record.get("kind") == "finetune":
             title = (
@@ -283,7 +279,7 @@ def differences(records: Iterable[Record], against: str = EXACT, seeds: Sequence
 
 
 def is_arm(record: Record) -> bool:
-    """Whether a record is a run of `skein lra` by the recipe itself, of a method that is compared."""
+    """Whether a record is a run of `python -m lra run` by the recipe itself, of a method that is compared."""
     return (
         record.get("kind") == "lra_run"
         and record["recipe"] == RECIPE
@@ -369,4 +365,4 @@ def table_of(arms: Arms, against: str = EXACT) -> tuple[Sequence[str], list[tupl
 
 
 if __name__ == "__main__":
-    sys.exit(start(Limits, run_limits))
+    sys.exit(start(Limits))

@@ -1,8 +1,8 @@
 """Proposition 1, Lemma 1 and the remark on Informer, measured on the attention of a pretrained model.
 
-    python -m studies.theory_on_real_attention
+    python -m benchmarks.theory
 
-prints the two tables of docs/theory.md. Needs the extra `lab` and the pretrained weights that `make install` installs.
+prints the two tables of docs/theory.md.
 """
 
 import math
@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from skeinformer.lab.measure.pretrained import pretrained_qkv
-from skeinformer.lab.progress import each
+from benchmarks.common import start
+from skeinformer.cli.pretrained import pretrained_qkv
+from skeinformer.cli.progress import show_steps
+from skeinformer.cli.tables import Table
 from skeinformer.sketch import draw
 from skeinformer.theory import (
     attention_matrix,
@@ -32,7 +33,6 @@ from skeinformer.theory import (
     row_concentration,
     sparsity_measure,
 )
-from studies.command import start
 
 LAYERS = (0, 1, 3, 5)
 PILOTS = (32, 256)
@@ -113,13 +113,6 @@ def error_rows(
     return rows
 
 
-def table(title: str, *headings: str) -> Table:
-    result = Table(title=title)
-    for heading in headings:
-        result.add_column(heading, justify="right")
-    return result
-
-
 @dataclass(frozen=True)
 class Theory:
     """Proposition 1 and Lemma 1 on the attention of a pretrained model."""
@@ -133,27 +126,25 @@ class Theory:
     text: Path | None = None
     """A .txt or .parquet file. Default: the Python language reference."""
 
-
-def run(options: Theory) -> None:
-    """Print both tables."""
-    n, d = options.tokens, options.budget
-    generator = torch.Generator().manual_seed(0)
-    console = Console()
-    lemma = table(
-        f"Pilots: n = {n}, delta = {DELTA}, medians over heads",
-        *("layer", "rank correlation (range)", *(f"beta, {k} pilots" for k in PILOTS), "Lemma 1", "Chernoff"),
-    )
-    errors = table(
-        f"|BV - B S S^T V|^2 / |BV|^2: n = {n}, d = {d}, median head",
-        *("layer", "p", "predicted", f"mean of {options.trials}", "bound", "worst head, predicted"),
-    )
-    for layer in each(Console(stderr=True), LAYERS, "layers"):
-        Q, K, V = (x[0].double() for x in pretrained_qkv(n, layer=layer, text=options.text))  # (heads, n, p)
-        lemma.add_row(*lemma_row(layer, Q, K, V, generator))
-        for row in error_rows(layer, attention_matrix(Q, K), V, d, options.trials, generator):
-            errors.add_row(*row)
-    console.print(lemma, errors)
+    def run(self) -> None:
+        """Print both tables."""
+        n, d = self.tokens, self.budget
+        generator = torch.Generator().manual_seed(0)
+        pilots, errors = [], []
+        with show_steps(Console(stderr=True)) as steps:
+            steps.expect(len(LAYERS))
+            for layer in LAYERS:
+                steps(f"layer {layer}", 1)
+                Q, K, V = (x[0].double() for x in pretrained_qkv(n, layer=layer, text=self.text))  # (heads, n, p)
+                pilots.append(lemma_row(layer, Q, K, V, generator))
+                errors += error_rows(layer, attention_matrix(Q, K), V, d, self.trials, generator)
+        betas = [f"beta, {k} pilots" for k in PILOTS]
+        headings = ["layer", "rank correlation (range)", *betas, "Lemma 1", "Chernoff"]
+        lemma = Table(f"Pilots: n = {n}, delta = {DELTA}, medians over heads", headings, pilots)
+        headings = ["layer", "p", "predicted", f"mean of {self.trials}", "bound", "worst head, predicted"]
+        for table in (lemma, Table(f"|BV - B S S^T V|^2 / |BV|^2: n = {n}, d = {d}, median head", headings, errors)):
+            table.print(Console(highlight=False))
 
 
 if __name__ == "__main__":
-    sys.exit(start(Theory, run))
+    sys.exit(start(Theory))

@@ -1,6 +1,6 @@
 """Is a drop-in ever slower than exact attention? Time over exact of a converted layer and of MiniLM, at every length.
 
-    python -m studies.never_slower
+    python -m benchmarks.never_slower
 
 A torch.nn.TransformerEncoderLayer (384 wide, 12 heads) and the packaged MiniLM, as they are and with the defaults of
 `convert` and `huggingface.sketch`: `min_length="auto"` leaves to exact attention what a sketch would not make faster.
@@ -13,7 +13,6 @@ attention, whose ratio is that of what the drop-in adds around it.
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import skeinformer
+from benchmarks.common import check_options, markdown, start, write_tables
 from skeinformer import huggingface
-from skeinformer.comparison.measure import interleaved, quartiles, ratio
-from skeinformer.lab.console import plain_table, print_whole
-from skeinformer.lab.files import write_whole
-from skeinformer.lab.measure.pretrained import load_model, long_positions
-from skeinformer.lab.progress import progress
-from skeinformer.lab.records import Ledger, Record, append, machine, read_known
-from skeinformer.lab.threads import with_threads
-from skeinformer.lab.work import now
-from studies.command import start
-from studies.pages import filled, markdown
+from skeinformer.checks import check_choice
+from skeinformer.cli.measure import Action, interleaved, quartile_fields, quartiles, ratio, threads
+from skeinformer.cli.pretrained import load_model, long_positions
+from skeinformer.cli.progress import show_steps
+from skeinformer.cli.records import Ledger, Record, append, key_of, machine, now, read
+from skeinformer.cli.tables import Table, real, spread
 
 TOKENS = 4096  # in a batch of short sequences
 KEYS = ("subject", "method", "n", "training", "threads")
@@ -42,7 +38,7 @@ PADDED = "encoder, half padding"
 SUBJECTS = ("layer", "MiniLM", f"layer, {ONE}", f"MiniLM, {ONE}", PADDED)
 KINDS = {False: "forward", True: "training"}
 LIMIT = 1.05  # no drop-in is to take longer, in times of exact attention
-Calls = tuple[Callable[[], object], Callable[[], object], bool]
+Calls = tuple[Action, Action, bool]
 
 
 @dataclass(frozen=True)
@@ -64,55 +60,49 @@ class NeverSlower:
     page: Path | None = None
     """A page whose tables, between marks, are written anew, such as docs/drop-in.md."""
 
-
-def run_never_slower(options: NeverSlower, console: Console | None = None) -> Path:
-    """Measure what is missing in the records file, print the tables, and return the path of the file."""
-    console = console or Console(highlight=False)
-    known = read_known(options.records)
-    unknown = set(options.subjects) - set(SUBJECTS)
-    if unknown:
-        raise ValueError(f"subjects holds {'; '.join(sorted(unknown))}; known are {'; '.join(SUBJECTS)}")
-    with with_threads(options.threads), progress(console) as begin:
-        step = begin("")
-        done = Ledger(KEYS, known)
-        cells = [
-            {"subject": subject, "method": method, "n": n, "training": training, "threads": torch.get_num_threads()}
-            for n in options.lengths
-            for subject in options.subjects
-            if n < TOKENS or ONE not in subject  # else it is the same
-            for method in options.methods
-            for training in (False, True)
-        ]
-        left = [cell for cell in cells if cell not in done]
-        for place, cell in enumerate(left):
-            step(f"{cell['subject']}, {cell['method']}, n = {cell['n']}", place / len(left))
-            record = measure(cell, options.rounds)
-            append(options.records, record)
-            known.append(record)
-    show(options, known, console)
-    if options.page is not None:
-        write_whole(filled(options.page.read_text(), page_tables(options, known)), options.page)
-    return options.records
+    def run(self, console: Console | None = None) -> None:
+        """Measure what is missing in the records file, print the table, and write the page."""
+        check_options(self, {"lengths": 1, "rounds": 1}, ("lengths", "methods", "subjects"))
+        for subject in self.subjects:
+            check_choice("subject", subject, SUBJECTS)
+        console = console or Console(highlight=False)
+        records = read(self.records, missing_ok=True)
+        with threads(self.threads), show_steps(console) as steps:
+            done = Ledger(KEYS, records)
+            cells: list[Record] = [
+                {"subject": subject, "method": method, "n": n, "training": training, "threads": torch.get_num_threads()}
+                for n in self.lengths
+                for subject in self.subjects
+                if n < TOKENS or ONE not in subject  # else it is the same
+                for method in self.methods
+                for training in (False, True)
+            ]
+            left = [cell for cell in cells if cell not in done]
+            steps.expect(len(left))
+            for cell in left:
+                steps(f"{cell['subject']}, {cell['method']}, n = {cell['n']}", 1)
+                records.append(measure(cell, self.rounds))
+                append(self.records, records[-1])
+        table(self, records).print(console)
+        if self.page is not None:
+            write_tables(self.page, page_tables(self, records))
 
 
-def measure(cell: dict[str, Any], rounds: int) -> Record:
+def measure(cell: Record, rounds: int) -> Record:
     """One cell of the table."""
-    n, subject, training = int(cell["n"]), str(cell["subject"]), bool(cell["training"])
+    n, subject, training = int(cell["n"] or 0), str(cell["subject"]), bool(cell["training"])
     make = model_calls if "MiniLM" in subject else encoder_calls if subject == PADDED else layer_calls
     batch = 1 if ONE in subject else max(1, TOKENS // n)
     exact, sketched, taken = make(str(cell["method"]), (batch, n), training)
     rounds = (rounds if n < TOKENS else max(3, rounds // 3)) * (1 if "MiniLM" in subject else 3)
     rounds *= max(1, min(4, TOKENS // (batch * n)))  # short ones are measured more often
     seconds = interleaved({"exact": exact, "sketched": sketched}, rounds, warmup=3)
-    found, times = ratio(seconds["sketched"], seconds["exact"]), quartiles(seconds["exact"])
     return {
         "kind": "never_slower",
         **cell,
         "sketched": taken,
-        "ratio": found.median,
-        "ratio_q25": found.q25,
-        "ratio_q75": found.q75,
-        "exact_seconds": times.median,
+        **quartile_fields("ratio", ratio(seconds["sketched"], seconds["exact"])),
+        "exact_seconds": quartiles(seconds["exact"]).median,
         "started": now(),
         **machine(),
     }
@@ -173,7 +163,7 @@ def pair(exact: nn.Module, sketched: nn.Module, given: dict[str, Tensor], traini
     return call(exact, given, training), call(sketched, given, training), taken
 
 
-def call(model: nn.Module, given: dict[str, Tensor], training: bool) -> Callable[[], object]:
+def call(model: nn.Module, given: dict[str, Tensor], training: bool) -> Action:
     """A forward pass, or one with its backward pass."""
 
     def forward() -> object:
@@ -194,37 +184,31 @@ def last(output: Any) -> Tensor:
     return found
 
 
-def rows_of(options: NeverSlower, records: list[Record]) -> Iterator[tuple[str, ...]]:
-    """A row for each length and subject."""
-    found = {tuple(record.get(key) for key in KEYS[:4]): record for record in records}
-    for n in options.lengths:
-        for subject in options.subjects:
-            if n >= TOKENS and ONE in subject:
-                continue
-            cells = []
-            for method in options.methods:
-                for training in (False, True):
-                    record = found.get((subject, method, n, training))
-                    cells.append("" if record is None else cell_text(record))
-            yield (f"{n:,}", subject, *cells)
-
-
-def cell_text(record: Record) -> str:
-    """A ratio with its spread, and whether the rule chose exact attention."""
-    spread = f"{float(record['ratio']):.2f} ({float(record['ratio_q25']):.2f}-{float(record['ratio_q75']):.2f})"  # type: ignore[arg-type]
-    return spread if record["sketched"] else f"{spread} exact"
-
-
-def show(options: NeverSlower, records: list[Record], console: Console) -> None:
-    """Print the table."""
-    kinds = [f"{method}, {kind}" for method in options.methods for kind in KINDS.values()]
+def table(options: NeverSlower, records: list[Record]) -> Table:
+    """Make a table with a row for each length and subject."""
+    found = {key_of(record, KEYS[:4]): record for record in records}
+    kinds = [(method, training) for method in options.methods for training in KINDS]
+    rows = [
+        [f"{n:,}", subject, *(cell_text(found.get((subject, method, n, training))) for method, training in kinds)]
+        for n in options.lengths
+        for subject in options.subjects
+        if n < TOKENS or ONE not in subject
+    ]
     title = "time over exact attention: median, and the range of half of the rounds"
-    print_whole(console, plain_table(("n", "of", *kinds), list(rows_of(options, records)), title=title))
+    return Table(title, ["n", "of", *(f"{method}, {KINDS[training]}" for method, training in kinds)], rows)
+
+
+def cell_text(record: Record | None) -> str:
+    """A ratio with its spread, and whether the rule chose exact attention."""
+    if record is None:
+        return ""
+    text = spread(record, "ratio", lambda x: f"{x:.2f}")
+    return text if record["sketched"] else f"{text} exact"
 
 
 def page_tables(options: NeverSlower, records: list[Record]) -> dict[str, str]:
     """For each method a table of medians, those of sketched calls in bold, and one line on all."""
-    found = {tuple(record.get(key) for key in KEYS[:4]): record for record in records}
+    found = {key_of(record, KEYS[:4]): record for record in records}
     subjects = [subject for subject in SUBJECTS if any(record["subject"] == subject for record in records)]
     tables = {}
     for method in options.methods:
@@ -234,8 +218,8 @@ def page_tables(options: NeverSlower, records: list[Record]) -> dict[str, str]:
         ]
         head = ["n", *(f"{subject}, {kind}" for subject in subjects for kind in KINDS.values())]
         tables[f"never slower, {method}"] = markdown(head, rows)
-    over = [record for record in records if float(record["ratio"] or 0) > LIMIT]
-    worst = max((float(record["ratio"] or 0) for record in records), default=0.0)
+    over = [record for record in records if (real(record, "ratio") or 0) > LIMIT]
+    worst = max((real(record, "ratio") or 0 for record in records), default=0.0)
     line = f"{len(records) - len(over)} of {len(records)} cells are at most {LIMIT}; the greatest is {worst:.2f}."
     return {**tables, "never slower, in all": line}
 
@@ -243,9 +227,9 @@ def page_tables(options: NeverSlower, records: list[Record]) -> dict[str, str]:
 def bold(record: Record | None) -> str:
     if record is None:
         return ""
-    text = f"{float(record['ratio'] or 0):.2f}"
+    text = f"{real(record, 'ratio'):.2f}"
     return f"**{text}**" if record["sketched"] else text
 
 
 if __name__ == "__main__":
-    sys.exit(start(NeverSlower, run_never_slower))
+    sys.exit(start(NeverSlower))

@@ -4,8 +4,8 @@
     Thinformer      Carrell et al. (2025)       keys by kernel thinning, KH-Compress; equal weights
     HyperAttention  Han et al. (2024)           blocks of hashed and sorted tokens, and uniformly sampled columns
 
-They are no methods of the library: METHODS here is a table of its own, which `skein approx`, `skein bench` and
-`skein flops` take with `--contenders studies.rivals`. Each is softmax attention over few weighted keys, on the fused
+They are no methods of the library: METHODS here is a table of its own, which `--methods` takes as in
+`benchmarks.rivals:wildcat`. Each is softmax attention over few weighted keys, on the fused
 kernel, and the budget d is how many keys a query is scored with. Choices carry no gradient. Constants are those that
 the authors publish; what is simplified stands in the docstrings.
 """
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.wildcat import WildCat, present
 from skeinformer.attention.base import Method, Trace
 from skeinformer.attention.block_sparse import take
 from skeinformer.attention.inputs import Inputs
@@ -25,7 +26,6 @@ from skeinformer.attention.virtual_keys import VirtualKeys, attend, from_mask
 from skeinformer.checks import check_count, check_number
 from skeinformer.kernels.choice import statistics_dtype
 from skeinformer.noise import Rand, normal
-from studies.wildcat import WildCat, present
 
 FAILURE = 0.5  # the failure probability of KH-Compress
 SMALLEST_BUCKET = 8  # that is halved at once

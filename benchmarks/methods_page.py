@@ -1,4 +1,4 @@
-"""The page about all methods, written from METHODS: `python -m skeinformer.lab.methods_page docs/methods.md`."""
+"""The page about all methods, written from METHODS: `python -m benchmarks.methods_page docs/methods.md`."""
 
 import inspect
 import re
@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from skeinformer.attention import METHODS, Method
 from skeinformer.attention.table import Entry
+from skeinformer.cli.methods import exact, masks
 
-COMMAND = "python -m skeinformer.lab.methods_page docs/methods.md"
+COMMAND = "python -m benchmarks.methods_page docs/methods.md"
 INTRODUCTION = """\
 # Methods
 
@@ -155,22 +156,6 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise SystemExit(f"expected one file to write, got {len(arguments)}: {COMMAND}")
     Path(arguments[0]).write_text(page(), encoding="utf-8")
-
-
-def exact(entry: Entry) -> str:
-    """When a method is exact, in words."""
-    if entry.exact_from is None:
-        return "no, unbiased" if entry.unbiased else "no"
-    if entry.exact_from == 0:
-        return "in evaluation" if entry.random else "always"
-    return f"d >= {entry.exact_from:g} m".replace(" 1 ", " ")
-
-
-def masks(entry: Entry) -> str:
-    """Which masks a method takes, in words."""
-    if not entry.cross_attention:
-        return "one mask, padding anywhere"  # the row of a token that is padding as a key is 0
-    return "padding anywhere" + (" (drawn keys may be padded)" if entry.padded_draws else "")
 
 
 if __name__ == "__main__":

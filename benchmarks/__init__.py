@@ -1,0 +1,1 @@
+"""The measurements behind the numbers of the documentation. They are not installed: `python -m benchmarks.NAME`."""
