@@ -28,13 +28,15 @@ from rich.console import Console
 
 from benchmarks.common import markdown, start, t_interval, write_tables
 from benchmarks.finetune import second_half
-from benchmarks.gradients import METHODS, add_methods
+from benchmarks.gradients import add_methods
 from skeinformer.cli.records import Ledger, Record, Value, append, key_of, machine, read
 from skeinformer.cli.specs import parse
 from skeinformer.cli.tables import Table
 
 TASKS = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "pathfinder": "Pathfinder", "image": "Image"}
 RUN_KEYS = ("recipe", "task", "method", "options", "seed", "overrides")  # what distinguishes runs of `lra`
+# `python -m lra`, which knows `mixed` and `policy` by name
+LRA = "import runpy; from benchmarks.gradients import add_methods; add_methods(); runpy.run_module('lra', None, '__main__')"
 EXACT = "softmax"  # the method of exact attention
 RECIPE = "cpu"
 WIDTH = 120  # of the lines of a page
@@ -189,15 +191,12 @@ def train_arms(options: Limits) -> Path:
 
 def train(options: Limits, cell: Record, folder: Path) -> list[Record]:
     """Train one arm by `python -m lra train`, or continue it, and return the records of the run."""
-    arm = str(cell["arm"])
-    if parse(arm).method in METHODS:
-        arm = f"benchmarks.gradients:{arm}"
-    settings: dict[str, Any] = {"task": cell["task"], "method": arm, "recipe": RECIPE, "data": options.data}
+    settings: dict[str, Any] = {"task": cell["task"], "method": cell["arm"], "recipe": RECIPE, "data": options.data}
     settings |= {"out": folder, "seed": cell["seed"], "threads": options.threads, "budget": cell["d"]}
     settings |= {"steps": options.steps, "patience": NEVER, "num-layers": options.num_layers}
     settings |= {"batch": options.batch, "max-len": options.max_len}
     words = [word for name, x in settings.items() if x is not None for word in (f"--{name}", str(x))]
-    subprocess.run([sys.executable, "-m", "lra", "train", "--resume", *words], check=True)
+    subprocess.run([sys.executable, "-c", LRA, "train", "--resume", *words], check=True)
     return read(folder / "records.jsonl")
 
 

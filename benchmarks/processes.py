@@ -139,7 +139,9 @@ def process_records(
     done, began = Ledger(IDENTITY, present), now()
     tasks = []
     for ranks in sorted(set(options.processes)):
-        for n, mode in product(dict.fromkeys(m for each in options.lengths for m in (each * ranks, each)), options.modes):
+        for n, mode in product(
+            dict.fromkeys(m for each in options.lengths for m in (each * ranks, each)), options.modes
+        ):
             sizes = Sizes(n, options.batch, options.heads, options.head_dim, options.dtype)
             task = Task(sizes, mode, tuple(specs), True, options.rounds, options.seed)
             if any(settings_of(task, spec, ranks, options.threads) not in done for spec in (None, *specs)):

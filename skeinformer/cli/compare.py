@@ -166,7 +166,7 @@ def section(records: Sequence[Record]) -> Section:
     model_columns = {
         "method": lambda r: f"{r['label']}" + (f", d = {r['budget']}" if r.get("budget") else ""),
         "n": lambda r: count(r.get("n")),
-        "error of the worst head": lambda r: number(r.get("error_worst")),
+        "worst error": lambda r: number(r.get("error_worst")),
         "time / exact": lambda r: spread(r, "ratio"),
         "median head": lambda r: number(r.get("error_median")),
         "cosine, mean": lambda r: f"{r['cosine']:.4f}",

@@ -19,7 +19,7 @@ from skeinformer.cli.bench_runs import call_of, errors_of
 from skeinformer.cli.compare import section
 from skeinformer.cli.figures import Line, Panel, draw, save, svg
 from skeinformer.cli.measure import exact_attention, finite, interleaved, peak_memory, time_fields
-from skeinformer.cli.page import BENCH_NOTES, Section, write_page
+from skeinformer.cli.page import ERROR_NOTES, Section, write_page
 from skeinformer.cli.progress import Steps, show_steps
 from skeinformer.cli.records import Record, append, machine, now
 from skeinformer.cli.specs import MethodSpec
@@ -264,8 +264,8 @@ def tables(records: Sequence[Record]) -> list[Table]:
         "error": lambda r: number(r.get("error")),
         "time": lambda r: seconds(r.get("seconds")),
         "time / exact": lambda r: spread(r, "ratio"),
-        "estimate": lambda r: number(r.get("estimate")),
-        "bound": lambda r: number(r.get("bound")),
+        "own estimate": lambda r: number(r.get("estimate")),
+        "own bound": lambda r: number(r.get("bound")),
         "memory": lambda r: size(r.get("peak_bytes")),
     }
     embeddings = {
@@ -287,7 +287,7 @@ def sections(records: Sequence[Record]) -> list[Section]:
     """Make the sections of the page."""
     of_kind = {kind: [r for r in records if r["kind"] == kind] for kind in ("demo", "embeddings")}
     title = "Attention on pretrained queries, keys and values"
-    found = [Section(title, tables(of_kind["demo"]), [svg(draw([error_panel(records)]))], BENCH_NOTES)]
+    found = [Section(title, tables(of_kind["demo"]), [svg(draw([error_panel(records)]))], ERROR_NOTES)]
     if rows := of_kind["embeddings"]:
         note = (
             f"Cosine of the embedding with that of exact attention, over {rows[0]['passages']} passages: too few for a "

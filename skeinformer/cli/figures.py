@@ -1,6 +1,5 @@
 """Panels of lines on logarithmic axes, drawn by matplotlib: for the report, and as .svg and .png files."""
 
-import math
 from collections.abc import Sequence
 from io import BytesIO
 from itertools import cycle
@@ -106,7 +105,7 @@ def _looks(labels: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _draw_panel(axes: "Axes", panel: Panel, looks: dict[str, dict[str, Any]]) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axes.set(xscale="log", yscale="log", xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_title(panel.title, fontsize=10)
@@ -117,21 +116,16 @@ def _draw_panel(axes: "Axes", panel: Panel, looks: dict[str, dict[str, Any]]) ->
         else:
             look = {name: value for name, value in looks[line.label].items() if name != "markersize"} | {"marker": ""}
             axes.axhline(line.y[0], label=line.label, **look)
-    low, high = axes.get_ylim()
-    if math.log10(high / low) < 0.7:  # less than a decade has few powers of ten
-        axes.yaxis.set_major_locator(_few())
-    if panel.x_ticks:
-        axes.xaxis.set_major_locator(FixedLocator(list(panel.x_ticks)))
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        # a short axis has few powers of ten
+        few = MaxNLocator(nbins=6, steps=[1, 2, 5, 10]) if high < 5 * low else LogLocator(subs=(1, 2, 5))
+        if high < 100 * low:
+            axis.set_major_locator(few)
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_locator(NullLocator())
+    if panel.x_ticks:
+        axes.xaxis.set_major_locator(FixedLocator(list(panel.x_ticks)))
     if panel.marked is not None:
         axes.axvline(panel.marked[0], color="black", linestyle=":", linewidth=1)
         axes.annotate(panel.marked[1], (panel.marked[0], 1), xycoords=axes.get_xaxis_transform(), ha="right", va="top")
     axes.grid(alpha=0.2)
-
-
-def _few() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=6, steps=[1, 2, 5, 10])

@@ -11,13 +11,17 @@ from skeinformer.cli.records import Record, write_file
 from skeinformer.cli.tables import Table, label, real
 
 MACHINE = ("cpu", "cores", "threads", "gpu", "torch", "python", "skeinformer", "commit", "started")
-BENCH_NOTES = (
+ERROR_NOTES = (
     "Error: |R - BV| / |BV| in the Frobenius norm, R the method's output and BV exact attention in float64; mean over "
-    "heads and pieces of text, ± standard error over pieces. SDPA / time: the time of torch's exact attention over "
-    "the method's in the same round, median and quartiles; above 1 the method is faster. Memory: bytes of tensors "
-    "besides the inputs. Multiply-adds: of matrix products, counted by their shapes.",
+    "heads. Memory: bytes of tensors besides queries, keys and values. Times: median and quartiles of rounds.",
     "V-mean gives every row the mean of the values, whatever the queries and keys: it is the baseline that any method "
     "must be better than.",
+)
+BENCH_NOTES = (
+    *ERROR_NOTES,
+    "Errors are means over pieces of text too, ± standard error over pieces. SDPA / time: the time of torch's exact "
+    "attention over the method's in the same round; above 1 the method is faster. Multiply-adds: of matrix products, "
+    "counted by their shapes.",
 )
 
 
@@ -53,10 +57,10 @@ def write_page(
         >>> write_page(Path("report.html"), "Errors", [Section("One", [table])], records)  # doctest: +SKIP
     """
     environment = Environment(loader=PackageLoader("skeinformer.cli", "."), autoescape=True, trim_blocks=True)
-    machine = {name: ", ".join(_distinct(records, name)) for name in MACHINE}
-    known = {name: text for name, text in machine.items() if text}
+    found = {name: next((r[name] for r in records if r.get(name) is not None), None) for name in MACHINE}
+    machine = {name: value for name, value in found.items() if value is not None}
     page = environment.get_template("report.html.j2").render(
-        title=title, sections=sections, sentences=sentences, machine=known
+        title=title, sections=sections, sentences=sentences, machine=machine
     )
     return write_file(path, page)
 
@@ -112,7 +116,3 @@ def time_panels(records: Sequence[Record]) -> list[Panel]:
         if lines:
             panels.append(Panel(title, "length n", "time per example, ms", lines, ticks))
     return panels
-
-
-def _distinct(records: Sequence[Record], name: str) -> list[str]:
-    return list(dict.fromkeys(str(r[name]) for r in records if r.get(name) is not None))[:3]

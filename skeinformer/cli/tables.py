@@ -41,11 +41,11 @@ class Table(NamedTuple):
             table.add_row(*map(Text, row))  # brackets in a Text are no markup
         if self.title:
             console.print(f"\n{self.title}", markup=False, highlight=False, soft_wrap=True)
+        width = console.width
         if not console.is_terminal:
-            console.width = max(
-                console.width, console.measure(table, options=console.options.update(width=1000)).maximum
-            )
+            console.width = max(width, console.measure(table, options=console.options.update(width=1000)).maximum)
         console.print(table)
+        console.width = width
 
 
 def table_of(title: str, columns: Mapping[str, Callable[[Record], str]], records: Iterable[Record]) -> Table:

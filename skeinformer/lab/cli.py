@@ -27,16 +27,9 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "demo": Command("skeinformer.lab.commands.demo", "a first look: exact attention and the cluster sketch on a model"),
-    "approx": Command("skeinformer.lab.commands.approx", "errors, time and memory of every method on real Q, K, V"),
-    "compare": Command("skeinformer.lab.commands.compare", "a model on a text, with exact and with sketched attention"),
-    "report": Command("skeinformer.lab.commands.report", "one page from the records that the other commands wrote"),
-    "bench": Command("skeinformer.lab.commands.bench", "time and memory of every method beside torch's own attention"),
     "data": Command("skeinformer.lab.commands.data", "prepare the data of a task of the Long Range Arena"),
     "train": Command("skeinformer.lab.commands.train", "train one model on one task of the Long Range Arena"),
     "lra": Command("skeinformer.lab.commands.lra", "train a matrix of tasks, methods and seeds, and go on with it"),
-    "methods": Command("skeinformer.lab.commands.methods", "list the attention methods and what to know of each"),
-    "flops": Command("skeinformer.lab.commands.flops", "multiply-adds of every method, beside the terms in the paper"),
 }
 # the modules of the extra `lab`: a missing one is the user's to install, any other missing module is a defect
 LAB_MODULES = {"tyro", "rich", "transformers", "tokenizers", "safetensors", "matplotlib", "pyarrow", "PIL"}
