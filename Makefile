@@ -29,7 +29,7 @@ check: $(STAMP)  ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict skeinformer benchmarks examples
-	$(BIN)/python -m pytest -q tests/test_imports.py
+	$(BIN)/lint-imports
 
 docs: $(STAMP)  ## generate docs/methods.md from the registry
 	$(BIN)/python -m benchmarks.methods_page docs/methods.md

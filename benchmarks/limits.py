@@ -36,7 +36,7 @@ from skeinformer.cli.tables import Table
 TASKS = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "pathfinder": "Pathfinder", "image": "Image"}
 RUN_KEYS = ("recipe", "task", "method", "options", "seed", "overrides")  # what distinguishes runs of `lra`
 # `python -m lra`, which knows `mixed` and `policy` by name
-LRA = "import runpy; from benchmarks.gradients import add_methods; add_methods(); runpy.run_module('lra', None, '__main__')"
+LRA = "from benchmarks.gradients import add_methods; add_methods(); import runpy; runpy.run_module('lra')"
 EXACT = "softmax"  # the method of exact attention
 RECIPE = "cpu"
 WIDTH = 120  # of the lines of a page

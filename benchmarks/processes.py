@@ -137,28 +137,30 @@ def process_records(
 ) -> Iterator[Record]:
     """Yield records of kind "bench_processes": n tokens on each process, then n on all of them, for each length."""
     done, began = Ledger(IDENTITY, present), now()
-    tasks = []
+    speed = 0.0
     for ranks in sorted(set(options.processes)):
+        tasks = []
         for n, mode in product(
             dict.fromkeys(m for each in options.lengths for m in (each * ranks, each)), options.modes
         ):
             sizes = Sizes(n, options.batch, options.heads, options.head_dim, options.dtype)
             task = Task(sizes, mode, tuple(specs), True, options.rounds, options.seed)
-            if any(settings_of(task, spec, ranks, options.threads) not in done for spec in (None, *specs)):
-                tasks.append((ranks, task))
-    steps.expect(sum(task.sizes.n for _, task in tasks))
-    speed = matmul_speed(options.dtype) if tasks else 1.0
-    for ranks, task in tasks:
-        title = f"{several(ranks)}, n = {task.sizes.n:,}, {task.mode}"
-        steps(title, task.sizes.n)
-        crowded = max(1, ranks * options.threads / (os.cpu_count() or 1))
-        expected = exact_flops(task, ranks) / speed * crowded
-        if expected > options.max_seconds:
-            steps.print(f"Left out: {EXACT_LABEL}, {title}: a call would take about {expected:.3g} s")
-            task = task._replace(exact=False)
-        for record in task_records(task, ranks, options.threads):
-            if record not in done:
-                yield {**machine(), **record, "seed": options.seed, "started": began}
+            if all(settings_of(task, spec, ranks, options.threads) in done for spec in (None, *specs)):
+                continue
+            speed = speed or matmul_speed(options.dtype)
+            crowded = max(1, ranks * options.threads / (os.cpu_count() or 1))
+            expected = exact_flops(task, ranks) / speed * crowded
+            if expected > options.max_seconds:
+                steps.print(f"Left out: {EXACT_LABEL}, n = {n:,}, {mode}: a call would take about {expected:.3g} s")
+                task = task._replace(exact=False)
+            tasks.append(task)
+        if tasks:
+            steps(f"{several(ranks)}: {len(tasks)} sizes and modes")
+            of_rank = run_ranks(ranks, options.threads, measure_shares, tasks)
+            for task, *shares in zip(tasks, *of_rank, strict=True):
+                for record in task_records(task, shares, options.threads):
+                    if record not in done:
+                        yield {**machine(), **record, "seed": options.seed, "started": began}
 
 
 def several(ranks: int) -> str:
@@ -177,9 +179,9 @@ def exact_flops(task: Task, ranks: int) -> float:
     return 4.0 * batch * heads * (n / ranks) * n * width * (1 if task.mode == "forward" else 1 + BACKWARD)
 
 
-def task_records(task: Task, ranks: int, threads: int) -> Iterator[Record]:
-    """Measure a task; the time of a round is that of the slowest process."""
-    shares: list[dict[str, Share]] = run_ranks(ranks, threads, measure_share, task)
+def task_records(task: Task, shares: Sequence[dict[str, Share]], threads: int) -> Iterator[Record]:
+    """Yield the records of a task; the time of a round is that of the slowest process."""
+    ranks = len(shares)
     exact: float | list[float] | None = None
     for spec in ([None] if task.exact else []) + list(task.specs):
         name = GATHERED if spec is None else str(spec)
@@ -216,6 +218,11 @@ def _rank(
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     torch.save(function(*arguments), Path(folder) / f"rank-{rank}")
     dist.destroy_process_group()
+
+
+def measure_shares(tasks: Sequence[Task]) -> list[dict[str, Share]]:
+    """Measure all tasks in turn in this process."""
+    return [measure_share(task) for task in tasks]
 
 
 def measure_share(task: Task) -> dict[str, Share]:

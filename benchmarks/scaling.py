@@ -14,9 +14,9 @@ pages. Time is modelled for one layer, forward and backward, of one sequence:
 Nothing overlaps, and all ranks are as fast as the slowest.
 
 `--traffic` prints the bytes that one rank receives for one head and one example of one layer, with those of ring
-attention and Ulysses, by formulas. A gathering of s bytes is (R - 1) s, a sum is that of a ring, 2 (R - 1) / R s. Ring attention
-(Liu et al. 2023) passes all keys and values around, and in the backward pass their gradients too. Ulysses (Jacobs et
-al. 2023) exchanges tokens for heads: queries, keys, values and the output, and their gradients.
+attention and Ulysses, by formulas. A gathering of s bytes is (R - 1) s, a sum is that of a ring, 2 (R - 1) / R s. Ring
+attention (Liu et al. 2023) passes all keys and values around, and in the backward pass their gradients too. Ulysses
+(Jacobs et al. 2023) exchanges tokens for heads: queries, keys, values and the output, and their gradients.
 """
 
 import math

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from studies.soak_files import fuzzed_batches
+from studies.soak_inputs import python_2_pickle
 
 from skeinformer.lab.lra.image import decode_pickle, gray, read_image, shrink
 from skeinformer.lab.lra.store import Example
-from studies.soak_files import fuzzed_batches
-from studies.soak_inputs import python_2_pickle
 from tests.lab.lra.sources import shared
 
 Batches = dict[str, tuple[NDArray[np.uint8], list[int]]]  # colours (N, 3072), labels

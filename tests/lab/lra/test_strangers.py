@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from studies.soak_inputs import batches, listops_archive, pathfinder, retrieval_archive
 
 from skeinformer.lab import cli
 from skeinformer.lab.lra.tables import _cells, parquet_rows
-from studies.soak_inputs import batches, listops_archive, pathfinder, retrieval_archive
 from tests.lab.lra.test_archives import sparse
 
 

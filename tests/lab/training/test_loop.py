@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from studies.soak_kills import without_times
 
 from skeinformer.attention import METHODS
 from skeinformer.lab.files import lock_folder, seal, unseal
@@ -26,7 +27,6 @@ from skeinformer.lab.training.model import Classifier
 from skeinformer.lab.training.observer import Observer
 from skeinformer.lab.training.recipes import RECIPES, recipe
 from skeinformer.lab.training.spent import Spent
-from studies.soak_kills import without_times
 from tests.distributed.pool import Pool
 from tests.lab.training.tiny import tiny_recipe, write_tiny
 
