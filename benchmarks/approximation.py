@@ -8,7 +8,6 @@ are of kind "approx_time": at each n and d all methods take turns with torch's f
 writes a small file of means, `--figures` and `--markdown` what docs/ shows of it.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -25,6 +23,7 @@ from torch.nn import functional as F
 
 from benchmarks.common import TextSource, check_options, passes_of, start, stream_seed
 from benchmarks.figures import write_approximation
+from benchmarks.summaries import GRADIENTS, KEYS, summarize, write_summary
 from skeinformer.checks import check_choice
 from skeinformer.cli.bench import default_methods
 from skeinformer.cli.flops import flop_counter
@@ -48,26 +47,12 @@ from skeinformer.cli.measure import (
 )
 from skeinformer.cli.pretrained import WEIGHTS, load_model, load_text, self_attention
 from skeinformer.cli.progress import Steps, show_steps
-from skeinformer.cli.records import Ledger, Record, Value, append_all, key_of, machine, now, read, write_file
+from skeinformer.cli.records import Ledger, Record, Value, append_all, key_of, machine, now, read
 from skeinformer.cli.specs import MethodSpec, parse_all
 from skeinformer.cli.tables import Table, number
 from skeinformer.sketch import SKETCHES
 
-KEYS = ("model", "text", "seed", "weights", "layer", "n", "method", "options", "budget", "device")
 TIME_KEYS = ("model", "layer", "n", "method", "options", "budget", "batch", "threads", "device")
-GRADIENTS = ("grad_query", "grad_key", "grad_value")
-VALUES: tuple[str, ...] = (
-    "spectral",
-    "spectral_relative",
-    "frobenius",
-    "frobenius_relative",
-    "row",
-    "cosine",
-    *GRADIENTS,
-)
-VALUES = (*VALUES, "estimate", "estimate_ratio")
-# how a record was made: a summary has these fields only where they change
-MADE = ("started", "cpu", "cores", "gpu", "torch", "python", "skeinformer", "commit", "command")
 FLOAT64 = 3  # the cost of attention in float64, in passes of float32
 ROUNDING = 1e-5  # a relative error below is one of float32 arithmetic: nothing to estimate
 
@@ -349,64 +334,6 @@ def time_group(specs: Sequence[MethodSpec], qkv: QKV, rounds: int) -> Iterator[R
             fields[name] |= quartile_fields(f"{mode}_ratio", ratio(seconds[name], seconds["sdpa"]))
     for name, row in rows.items():
         yield {**row, **fields[name]}
-
-
-def summarize(records: Iterable[Record]) -> list[Record]:
-    """Make one "approx_summary" of all trials with the same KEYS: mean, standard error `<value>_se`, `trials`.
-
-    `spectral_to_vmean` is the mean of the ratio to V-mean's spectral error in the same trial: what makes an input hard
-    for all methods cancels. Of two summaries of the same, the one of more trials stays.
-    """
-    records = list(records)
-    means = {_trial(r): float(r["spectral"]) for r in records if _is_vmean(r)}  # type: ignore[arg-type]
-    trials: dict[tuple[Value, ...], dict[object, Record]] = {}
-    found: dict[tuple[Value, ...], Record] = {}
-
-    def keep(key: tuple[Value, ...], summary: Record) -> None:
-        if key not in found or int(summary["trials"] or 0) > int(found[key]["trials"] or 0):
-            found[key] = summary
-
-    for record in records:
-        if record.get("kind") == "approx":
-            trials.setdefault(key_of(record, KEYS), {})[record.get("trial")] = record
-        elif record.get("kind") == "approx_summary":
-            keep(key_of(record, KEYS), record)
-    for key, group in trials.items():
-        keep(key, _summary(list(group.values()), means))
-    return list(found.values())
-
-
-def _summary(group: Sequence[Record], means: dict[tuple[Value, ...], float]) -> Record:
-    result: Record = {name: value for name, value in group[-1].items() if name not in (*VALUES, "trial")}
-    result |= {"kind": "approx_summary", "trials": len(group)}
-    numbers = {name: [float(x) for r in group if (x := r.get(name)) is not None] for name in VALUES}
-    numbers["spectral_to_vmean"] = [
-        float(x) / mean for r in group if (x := r.get("spectral")) is not None and (mean := means.get(_trial(r)))
-    ]
-    for name, values in numbers.items():
-        result[name] = float(np.mean(values)) if values else None
-        result[f"{name}_se"] = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
-    return result
-
-
-def _trial(record: Record) -> tuple[Value, ...]:
-    return key_of(record, ("model", "text", "seed", "weights", "layer", "n", "trial", "device"))
-
-
-def _is_vmean(record: Record) -> bool:
-    return record.get("kind") == "approx" and record.get("method") == "vmean" and bool(record.get("spectral"))
-
-
-def write_summary(records: Sequence[Record], path: Path) -> None:
-    """Write means, times and what was left out, small enough to publish: six digits, nothing for None."""
-    made: Record = {}
-    lines: dict[str, None] = {}  # each once
-    others = [r for r in records if r.get("kind") in ("approx_time", "approx_skipped")]
-    for record in [*summarize(records), *others]:
-        short = {x: float(f"{y:.6g}") if isinstance(y, float) else y for x, y in record.items() if y is not None}
-        lines[json.dumps({x: y for x, y in short.items() if x not in MADE or made.get(x) != y}) + "\n"] = None
-        made |= {x: y for x, y in short.items() if x in MADE}
-    write_file(path, "".join(lines))
 
 
 def choose_methods(records: Sequence[Record], methods: Sequence[str]) -> Sequence[Record]:

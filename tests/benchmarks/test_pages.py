@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import coverage, robustness, scaling
-from benchmarks.approximation import choose_methods, summarize
+from benchmarks.approximation import choose_methods
 from benchmarks.common import write_tables
 from benchmarks.embeddings import embedding_panels
 from benchmarks.figures import beaten_by_multiply_adds, frontiers, group_inputs, panels_of
@@ -14,6 +14,7 @@ from benchmarks.limits import differences, exclusions, table_of
 from benchmarks.methods_page import page as methods_page
 from benchmarks.never_slower import NeverSlower, page_tables
 from benchmarks.speed import faster_from, growth_rows, speed_panels
+from benchmarks.summaries import summarize
 from skeinformer.cli.figures import Panel
 from skeinformer.cli.records import read
 

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from rich.console import Console
 
 from benchmarks import coverage, processes
-from benchmarks.approximation import Approximation, summarize
+from benchmarks.approximation import Approximation
 from benchmarks.common import start, switch, write_tables
 from benchmarks.coverage import Coverage
 from benchmarks.embeddings import Embeddings, nearness, ranks_of
@@ -24,6 +24,7 @@ from benchmarks.processes import GATHERED, Processes
 from benchmarks.robustness import Robustness, join_heads
 from benchmarks.scaling import MeasuredLayer, computing, efficient, exchanging, fastest
 from benchmarks.steps import TrainingSteps
+from benchmarks.summaries import summarize
 from benchmarks.theory import Theory
 from skeinformer.attention.budget import NUM_DRAWS
 from skeinformer.cli.pretrained import load_model, minilm_folder
