@@ -9,7 +9,7 @@ HASHED := --quiet --no-deps --require-hashes --only-binary :all:
 LOCKED := import sys, platform; sys.exit((sys.version_info[:2], sys.platform, platform.machine()) != ((3, 11), "linux", "x86_64"))
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test slow check soak docs site lock dist clean
+.PHONY: help install demo test slow check docs site lock dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -28,14 +28,11 @@ slow: $(STAMP)  ## run the tests that `make test` leaves out
 check: $(STAMP)  ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict skeinformer lra studies benchmarks examples
-	$(BIN)/python -m pytest -q tests/test_imports.py
-
-soak: $(STAMP)  ## look for defects for hours: property tests, coverage of the certificate; docs/reliability.md
-	$(BIN)/python -m studies.soak --page docs/reliability.md
+	$(BIN)/mypy --strict skeinformer lra benchmarks examples
+	$(BIN)/lint-imports
 
 docs: $(STAMP)  ## generate docs/methods.md from the registry
-	$(BIN)/python -m skeinformer.lab.methods_page docs/methods.md
+	$(BIN)/python -m benchmarks.methods_page docs/methods.md
 
 site: $(DOCS_STAMP)  ## build the documentation into site/; open site/index.html
 	$(BIN)/python -m zensical build --clean --strict
@@ -48,7 +45,7 @@ dist: $(STAMP)  ## build wheel and sdist twice, compare, check, and put them int
 
 clean:  ## remove what the other targets made, except .venv
 	rm -rf dist build demo site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
-	find skeinformer lra studies benchmarks tests examples -name __pycache__ -prune -exec rm -rf {} +
+	find skeinformer lra benchmarks tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # the stamp is removed first and made last, so an interrupted installation is taken up again
 $(STAMP): pyproject.toml constraints.txt lock.txt torch.txt weights.txt

@@ -1,1 +1,1 @@
-"""Benchmarks of the library. Not installed: `python -m benchmarks.NAME` from a checkout."""
+"""The measurements behind the numbers of the documentation. They are not installed: `python -m benchmarks.NAME`."""

@@ -2,6 +2,6 @@
 
 import sys
 
-from skeinformer.lab.cli import main
+from skeinformer.cli.app import main
 
 sys.exit(main())

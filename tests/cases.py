@@ -4,7 +4,7 @@ import os
 
 
 def cases(usual: int, among: int = 1) -> int:
-    """`usual`, or more where the campaign (`make soak`) asks for them by SKEINFORMER_CASES.
+    """`usual`, or more where SKEINFORMER_CASES has a larger number.
 
     A test that runs once for each of `among` things has its share of them each time.
     """

@@ -21,7 +21,7 @@ IN_A_LAYER = [name for name, row in METHODS.items() if not row.shares_keys]  # w
 
 @pytest.fixture
 def huggingface() -> Iterator[Any]:
-    pytest.importorskip("transformers", reason="needs transformers, of the extra `lab`")
+    pytest.importorskip("transformers", reason="needs transformers, of the extra `hf`")
     module = importlib.import_module("skeinformer.models.huggingface")
     yield module
     module.register()

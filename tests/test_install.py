@@ -15,12 +15,12 @@ from tests.test_wheel import CORE, PROGRAMS, ROOT, START, build_wheel, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("install")]
 CONSTRAINTS, TORCH = ROOT / "constraints.txt", ROOT / "torch.txt"
-# what a command of each environment prints, in part; without the extra `lab` it is what to install
+# what a command of each environment prints, in part; without the extra `cli` it is what to install
 COMMANDS = {
-    "core": (["methods"], "pip install 'skeinformer[lab]'"),
-    "hf": (["methods"], "pip install 'skeinformer[lab]'"),
-    "report": (["report", "--help"], "usage: skein report"),
-    "lab": (["methods"], "cluster"),
+    "core": (["methods"], "pip install 'skeinformer[cli]'"),
+    "hf": (["methods"], "pip install 'skeinformer[cli]'"),
+    "cli": (["methods"], "cluster"),
+    "benchmarks": (["bench", "--help"], "usage: skein bench"),
     "train": (["methods"], "cluster"),
 }
 
@@ -50,8 +50,7 @@ def test_pip_installs_the_wheel(extra: str, wheel: Path, tmp_path: Path) -> None
     installed = pip(python, "install", "-c", CONSTRAINTS, "--only-binary", ":all:", target)
     assert installed.returncode == 0, installed.stdout + installed.stderr
     assert pip(python, "check").returncode == 0
-    start = START.format(records=str(ROOT / "docs" / "results" / "speed-cluster.jsonl"), checkout=str(ROOT))
-    result = run(python, "-I", "-c", start + {"core": CORE, **PROGRAMS}[extra])
+    result = run(python, "-I", "-c", START + {"core": CORE, **PROGRAMS}[extra])
     assert result.returncode == 0, result.stdout + result.stderr
     assert Path(result.stdout.split()[-1]).is_relative_to(tmp_path)
     words, printed = COMMANDS[extra]

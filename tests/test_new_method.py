@@ -40,16 +40,16 @@ import contextlib, importlib.util, io, json, sys
 import torch
 from torch import nn
 import skeinformer
-from skeinformer.lab import cli
-from skeinformer.lab.contender import parse
-from skeinformer.lab.commands.approx import Approx
-from skeinformer.lab.methods_page import page
+from benchmarks.methods_page import page
+from skeinformer.cli import app
+from skeinformer.cli.bench import default_methods
+from skeinformer.cli.specs import parse
 from tests.helpers import VARIANTS
 
 def printed(*words):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        assert cli.main(list(words)) == 0
+        assert app.main(list(words)) == 0
     return out.getvalue()
 
 model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
@@ -59,9 +59,8 @@ results = {
     "build": repr(skeinformer.build("toy", head_dim=4, budget=3, power=2.0)),
     "contract": "toy" in VARIANTS,
     "methods": json.loads(printed("methods", "--json"))["toy"]["label"],
-    "flops": "toy" in printed("flops", "--methods", "toy", "--lengths", "64", "--json"),
     "bench": "Toy" in printed("bench", "--methods", "toy", "--lengths", "64", "--rounds", "1", *records),
-    "approx": "toy" in Approx().methods and parse("toy:power=2").label,
+    "default": "toy" in default_methods() and parse("toy:power=2").label,
     "compare": [r["label"] for r in skeinformer.compare(model, x, "toy", budget=3, show=False).records()][0],
     "convert": skeinformer.convert(model, "toy", budget=3).converted,
     "page": "`toy`" in page(),
@@ -90,9 +89,8 @@ def test_one_file_and_one_row_are_enough(tmp_path: Path) -> None:
         "build": "Attention(Toy(budget=3, power=2.0), head_dim=4)",
         "contract": True,
         "methods": "Toy",
-        "flops": True,
         "bench": True,
-        "approx": "Toy, power 2",
+        "default": "Toy, power 2",
         "compare": "Toy",
         "convert": ["self_attn"],
         "page": True,

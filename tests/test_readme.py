@@ -20,8 +20,9 @@ import pytest
 import torch
 
 from lra.__main__ import read_options as read_lra_options
-from skeinformer.lab.cli import COMMANDS, read_options
-from skeinformer.lab.measure.pretrained import minilm_folder
+from skeinformer.cli.app import commands as verbs
+from skeinformer.cli.app import parse, read_options
+from skeinformer.cli.pretrained import minilm_folder
 
 ROOT = Path(__file__).parent.parent
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"  # in examples; the installed files take the place of a download
@@ -36,7 +37,7 @@ CODE = re.compile(r"^ *```.*?^ *``` *$|^    [^\n]*$|`[^`\n]+`", re.MULTILINE | r
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\[\]]*\])*\]\((?P<target>[^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(?P<title>.+?) *$", re.MULTILINE)
 COMMAND = re.compile(
-    r"^(?:    |`)(?P<words>(?:skein [a-z]+ |python -m (?:studies\.|lra )|python examples/)[^`\n]*)", re.MULTILINE
+    r"^(?:    |`)(?P<words>(?:skein [a-z]+ |python -m (?:benchmarks\.|lra )|python examples/)[^`\n]*)", re.MULTILINE
 )
 
 
@@ -157,18 +158,19 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_command_lines_are_understood(page: Path) -> None:
     for words in commands(page.read_text()):
-        if words[0] == "skein":
-            verb, rest = words[1], words[2:]
-            module = import_module(COMMANDS[verb].module)
-            with suppress(SystemExit) if "--help" in rest else nullcontext():
-                read_options(getattr(module, verb.capitalize()), f"skein {verb}", rest)
-        elif words[1:3] == ["-m", "lra"]:
-            with suppress(SystemExit) if "--help" in words else nullcontext():
+        with suppress(SystemExit) if "--help" in words else nullcontext():
+            if words[0] == "skein":
+                assert words[1] in verbs()
+                parse(words[1:])
+            elif words[1:3] == ["-m", "lra"]:
                 read_lra_options(words[3:])
-        elif words[1] == "-m":
-            assert find_spec(words[2]), words
-        else:
-            assert (ROOT / words[1]).is_file(), words
+            elif words[1] == "-m":
+                module = import_module(words[2])
+                for kind in [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == words[2]]:
+                    if hasattr(kind, "run"):
+                        read_options(kind, words[2], words[3:])
+            else:
+                assert (ROOT / words[1]).is_file(), words
 
 
 def test_blocks_are_found_with_their_lines() -> None:
@@ -185,5 +187,5 @@ def test_blocks_are_found_with_their_lines() -> None:
 
 def test_links_and_commands_are_found() -> None:
     assert slug("Where `convert` is, and [why](x.md)") == "where-convert-is-and-why"
-    text = "    skein flops --methods cluster \\\n        --lengths 64     # here\n`skein report ...`, `skein --help`"
-    assert commands(text) == [["skein", "flops", "--methods", "cluster", "--lengths", "64"]]
+    text = "    skein bench --methods text \\\n        --out x     # here\n`skein bench --records ...`, `skein --help`"
+    assert commands(text) == [["skein", "bench", "--methods", "text", "--out", "x"]]

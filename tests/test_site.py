@@ -14,13 +14,15 @@ import pytest
 
 import skeinformer
 from skeinformer import distributed
-from tests.lab.report.browsing import CHROMIUM, FLAGS, IN_BROWSER
+from tests.browsing import CHROMIUM, FLAGS, IN_BROWSER
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SOURCES = ("docs", "theme", "skeinformer")
-# pages of prose; those in docs/results are written by `skein report`
-PROSE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "studies/README.md")]
+# pages of prose; those in docs/results are written by commands
+PROSE = [
+    ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+]
 PROSE += sorted(DOCS.glob("*.md"))
 WIDTH = 120
 NOT_PROSE = re.compile(r" *(\||```|<!--)|    ")  # tables, fences, comments, code

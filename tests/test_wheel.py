@@ -106,7 +106,7 @@ def test_contents_of_the_wheel(wheel: Path) -> None:
 
 
 def test_the_long_description_links_to_no_file(wheel: Path) -> None:
-    """hatch_build.py makes it from README.md: an index of packages shows it alone."""
+    """pyproject.toml makes it from README.md: an index of packages shows it alone."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = archive.read(name).decode()
@@ -141,16 +141,16 @@ done("tyro", "rich", "transformers", "matplotlib", "pytest")
 
 
 def test_skein_attention_runs_in_the_clean_environment(clean: Path, wheel: Path) -> None:
-    result = run(clean / "python", "-I", "-c", START.format(records="", checkout="") + CORE)
+    result = run(clean / "python", "-I", "-c", START + CORE)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(clean.parent)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["methods"], ["demo"]], ids=" ".join)
 def test_skein_without_the_extra_says_what_to_install(clean: Path, arguments: list[str]) -> None:
     result = run(clean / "skein", *arguments)
     assert result.returncode != 0
-    assert "pip install 'skeinformer[lab]'" in result.stderr
+    assert "pip install 'skeinformer[cli]'" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -174,21 +174,24 @@ with huggingface.watch() as layers:
 assert layers["sketched"] == 1, layers
 done("tyro", "matplotlib", "accelerate")
 """,
-    "lab": """
-import pkgutil, skeinformer.lab
-for module in pkgutil.walk_packages(skeinformer.lab.__path__, "skeinformer.lab."):
+    "cli": """
+import pkgutil, tempfile, skeinformer.cli
+for module in pkgutil.walk_packages(skeinformer.cli.__path__, "skeinformer.cli."):
     importlib.import_module(module.name)
-from skeinformer.lab.cli import main
+from skeinformer.cli.app import main
 assert main(["methods"]) == 0
-assert main(["flops", "--lengths", "64", "--methods", "cluster"]) == 0
-done("accelerate", "tensorboard")
-""",
-    "report": """
-import tempfile
-from skeinformer.lab.cli import main
 with tempfile.TemporaryDirectory() as folder:
-    assert main(["report", "--records", RECORDS, "--out", f"{folder}/page.html"]) == 0
-done("transformers", "pyarrow")
+    words = ["--lengths", "64", "--methods", "cluster", "--budgets", "8", "--rounds", "1"]
+    words += ["--records", f"{folder}/r.jsonl", "--html", f"{folder}/page.html"]
+    assert main(["bench", *words]) == 0
+    assert "<table>" in open(f"{folder}/page.html").read()
+done("accelerate", "tensorboard", "pyarrow", "scipy")
+""",
+    "benchmarks": """
+import pyarrow.parquet, scipy.stats
+from skeinformer.cli.app import main
+assert main(["methods"]) == 0
+done("accelerate", "tensorboard", "pytest")
 """,
     "train": """
 import pkgutil, sys, tempfile
@@ -206,20 +209,21 @@ with tempfile.TemporaryDirectory() as folder:
 done("pytest", "hypothesis")
 """,
 }
-START = """
+START = (
+    f"CHECKOUT = {str(ROOT)!r}\n"
+    + """
 import importlib, importlib.util
-RECORDS, CHECKOUT = {records!r}, {checkout!r}
 def done(*absent):
     assert not [name for name in absent if importlib.util.find_spec(name)]
     import skeinformer
     print(skeinformer.__file__)
 """
+)
 
 
 @pytest.mark.parametrize("extra", PROGRAMS)
 def test_each_extra_requires_all_that_it_needs(extra: str, wheel: Path, tmp_path: Path) -> None:
-    start = START.format(records=str(ROOT / "docs" / "results" / "speed-cluster.jsonl"), checkout=str(ROOT))
-    result = run(environment(tmp_path / extra, wheel, extra) / "python", "-I", "-c", start + PROGRAMS[extra])
+    result = run(environment(tmp_path / extra, wheel, extra) / "python", "-I", "-c", START + PROGRAMS[extra])
     assert result.returncode == 0, result.stdout + result.stderr
     assert Path(result.stdout.split()[-1]).is_relative_to(tmp_path)
 

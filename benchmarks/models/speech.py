@@ -9,9 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.models.packages import cache_folder, data_file
-from skeinformer.lab.files import write_whole
-from skeinformer.lab.measure.pretrained import load_texts
+from benchmarks.models.packages import cache_folder, data_file, replace_file
+from skeinformer.cli.pretrained import load_text, parquet_texts
 
 VOICES = ("en-us", "en-gb-x-rp", "en-us+m2", "en-us+m3", "en-us+f3", "en-us+f5")
 WORDS, A_MINUTE = 60, 140  # of a clip, about 24 seconds
@@ -66,7 +65,7 @@ def synthesize(books: Path, count: int = 12) -> list[Clip]:
     Example:
         >>> clips = synthesize(Path("books.parquet"))  # doctest: +SKIP
     """
-    texts = load_texts(books)
+    texts = parquet_texts(books) if books.suffix == ".parquet" else [load_text(books)]
     passages = [passage(texts[i % len(texts)], (i + 1) / (count + 1)) for i in range(count)]
     return [_spoken(text, VOICES[i % len(VOICES)]) for i, text in enumerate(passages)]
 
@@ -107,8 +106,8 @@ def _spoken(text: str, voice: str) -> Clip:
         done = subprocess.run([program, "-v", voice, "-s", str(A_MINUTE), "--stdout", text], capture_output=True)
         if done.returncode or not done.stdout:
             raise RuntimeError(f"espeak-ng could not speak with the voice {voice}: {done.stderr.decode()[:200]}")
-        write_whole(text, path.with_suffix(".txt"))
-        write_whole(done.stdout, path)
+        replace_file(path.with_suffix(".txt"), text.encode())
+        replace_file(path, done.stdout)
     return Clip(path, text)
 
 

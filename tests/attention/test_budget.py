@@ -104,7 +104,7 @@ def test_draws_are_so_many_that_a_wrong_answer_is_improbable() -> None:
 
 
 def test_answer_meets_the_tolerance_in_truth() -> None:
-    """Fresh draws at the answer: `python -m studies.coverage` counts how often they are above."""
+    """Fresh draws at the answer: `python -m benchmarks.coverage` counts how often they are above."""
     q, k, v = heavy_keys(1, 4)
     expected = dense_exact(q, k, v)
     for attention in (skein_attention, cluster_attention):

@@ -132,8 +132,8 @@ def test_unbiased_and_with_a_standard_error_of_the_right_size(sketch: Any, maske
 
 def pretrained_ratio(n: int, layer: int, draws: int = 5) -> float:
     """The median over heads and draws of estimate / truth on a pretrained model's Q, K, V, d = 128."""
-    pytest.importorskip("transformers", reason="the extra `lab` is not installed")
-    pretrained = pytest.importorskip("skeinformer.lab.measure.pretrained")
+    pytest.importorskip("transformers", reason="the extra `cli` is not installed")
+    pretrained = pytest.importorskip("skeinformer.cli.pretrained")
     try:
         pretrained.minilm_folder()
     except FileNotFoundError as error:
@@ -207,7 +207,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("attention", [skein_attention, cluster_attention])
 def test_intervals_cover_where_the_error_is_uneven(attention: Any, kind: str) -> None:
-    """As docs/certificate.md says, less three standard errors of 100 draws; `python -m studies.coverage` has many."""
+    """As docs/certificate.md says, less three standard errors of 100 draws; benchmarks.coverage has many."""
     q, k, v = KINDS[kind](*(x.detach().float() for x in tensors(1, 4, 512, p=16)))
     expected = dense_exact(q, k, v)
     covered, bounded = [], []

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 import skeinformer
 from skeinformer import build, compare, convert, sketched
+from skeinformer.cli.records import check
 from skeinformer.comparison import Comparison
 from skeinformer.comparison.measure import Record
-from skeinformer.lab.records import check
 from skeinformer.noise import layer_seed
 from tests.helpers import lengths_mask
 

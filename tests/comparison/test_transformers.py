@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-pytest.importorskip("transformers", reason="needs the extra `lab`")
+pytest.importorskip("transformers", reason="needs the extra `hf`")
 
 import transformers
 

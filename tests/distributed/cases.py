@@ -343,8 +343,8 @@ def plainly(group: Any, case: Case) -> Result:
 
 
 def exact_over_gathered_keys(group: Any) -> Result:
-    """What `skein bench --processes` compares with: this rank's rows and gradients. On all ranks of the pool."""
-    from skeinformer.lab.measure.processes import exact_over_gathered
+    """What benchmarks.processes compares with: this rank's rows and gradients. On all ranks of the pool."""
+    from benchmarks.processes import exact_over_gathered
 
     q, k, v = (distributed.shard(x.detach(), group=group, dim=2).requires_grad_() for x in tensors(1, 2, 12))
     output = exact_over_gathered(q, k, v)

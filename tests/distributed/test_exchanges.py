@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from studies.traffic import (
+from benchmarks.scaling import (
     certificate_exchanges,
     cluster_exchanges,
     ring_bytes,
@@ -79,7 +79,7 @@ def test_what_others_exchange() -> None:
 @pytest.mark.slow  # the import of torch's functional collectives takes seconds
 def test_exact_attention_over_gathered_keys_is_exact(pool: Pool) -> None:
     """What the benchmark compares with."""
-    pytest.importorskip("rich", reason="needs the extra `lab`")
+    pytest.importorskip("rich", reason="needs the extra `benchmarks`")
     q, k, v = (x.detach().requires_grad_() for x in tensors(1, 2, 12))
     output = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     gradients = torch.autograd.grad(output.sum(), (q, k, v))

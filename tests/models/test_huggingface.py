@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("transformers", reason="needs transformers, of the extra `lab`")
+pytest.importorskip("transformers", reason="needs transformers, of the extra `hf`")
 
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -6,7 +6,7 @@ from runpy import run_path
 
 import pytest
 
-pytest.importorskip("transformers", reason="needs the extra `lab`")
+pytest.importorskip("transformers", reason="needs the extra `hf`")
 
 from skeinformer.models import huggingface
 from tests.models.hf_models import WORDS, save_bert

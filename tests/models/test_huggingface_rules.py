@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("transformers", reason="needs transformers, of the extra `lab`")
+pytest.importorskip("transformers", reason="needs transformers, of the extra `hf`")
 
 import transformers
 from torch.testing import assert_close

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="needs transformers, of the extra `lab`")
+pytest.importorskip("transformers", reason="needs transformers, of the extra `hf`")
 
 import transformers
 from torch import Tensor, nn

@@ -1,0 +1,1 @@
+"""The command `skein`: demo, compare, bench and methods. It needs the extra `cli`; app.py is where it starts."""

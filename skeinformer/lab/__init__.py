@@ -1,1 +1,0 @@
-"""Measurement: pretrained queries, keys and values; time, memory and error of a method on them. Needs extra `lab`."""

@@ -1,0 +1,99 @@
+"""`skein compare` end to end: tables, records, a run that goes on, the printed command, methods of the user."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from rich.console import Console
+
+from skeinformer.cli.app import parse
+from skeinformer.cli.compare import Compare
+from skeinformer.cli.pretrained import load_model, minilm_folder
+from skeinformer.cli.records import read
+from tests.cli.conftest import printed
+
+try:
+    minilm_folder()
+except FileNotFoundError:
+    pytestmark = pytest.mark.skip(reason="the pretrained weights are not installed; run `make install`")
+
+TINY: dict[str, Any] = {"length": 48, "budget": 4, "rounds": 1, "methods": ("vmean", "cluster")}
+
+
+def test_tables_records_and_the_printed_command(tmp_path: Path, console: Console) -> None:
+    options = Compare(**TINY, records=tmp_path / "new" / "records.jsonl")
+    assert options.run(console) == options.records
+    records = read(options.records)
+    assert [r["kind"] for r in records] == (["compare_layer"] * 6 * 13 + ["compare_model"]) * 2
+    assert {(r["model"], r["text"], r["n"]) for r in records} == {("MiniLM", "Python language reference", 48)}
+    text = " ".join(printed(console).split())
+    assert "Cluster sketch at d = 4 in MiniLM, n = 48" in text
+    assert records[-1]["threads"] == torch.get_num_threads()
+    (line,) = [line for line in printed(console).splitlines() if line.startswith("For a page of this: ")]
+    words = shlex.split(line.removeprefix("For a page of this: "))
+    again = parse(words[1:])
+    assert again == replace(options, html=options.records.parent / "report.html")
+    before = options.records.read_bytes()
+    again.run(console)
+    assert options.records.read_bytes() == before  # nothing is measured again
+    assert "<script" not in again.html.read_text()
+
+
+def test_a_second_run_measures_only_what_is_new(tmp_path: Path, console: Console) -> None:
+    options = Compare(**{**TINY, "methods": ("vmean",)}, records=tmp_path / "records.jsonl")
+    options.run(console)
+    lines = options.records.read_text().splitlines(keepends=True)
+    options.records.write_text("".join(lines[:30]))  # a run that was killed
+    replace(options, methods=("vmean", "cluster"), heads=True).run(console)
+    records = read(options.records)
+    assert len(records) == 30 + 2 * (6 * 13 + 1)
+    rows = [line.split() for line in printed(console).splitlines() if line.startswith("encoder.layer.0.")]
+    assert [row[1] for row in rows][-13:] == ["all", *map(str, range(12))]
+
+
+def test_a_method_of_the_user(tmp_path: Path, console: Console, my_module: str) -> None:
+    options = Compare(**{**TINY, "methods": (f"{my_module}:MyMethod:power=2",)}, records=tmp_path / "r.jsonl")
+    options.run(console)
+    assert read(options.records)[-1]["method"] == f"{my_module}:MyMethod"
+    assert "MyMethod, power=2 at d = 4 in MiniLM" in " ".join(printed(console).split())
+
+
+@pytest.mark.parametrize("folder", ["", "0_Transformer"])
+@pytest.mark.parametrize("kind", ["distilbert", "modernbert"])
+def test_models_of_other_kinds(kind: str, folder: str, tmp_path: Path, console: Console) -> None:
+    """Learned positions and rotary ones; alone, or in a folder of sentence-transformers."""
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 16, "global_attn_every_n_layers": 1}
+    if kind == "distilbert":
+        sizes = {"dim": 16, "hidden_dim": 16, "n_layers": 1, "n_heads": 2}
+    common = {"vocab_size": 30522, "initializer_range": 0.3, "pad_token_id": 0, "max_position_embeddings": 32}
+    config = transformers.AutoConfig.for_model(kind, **sizes, **common)
+    auto: Any = transformers.AutoModel
+    auto.from_config(config).save_pretrained(tmp_path / "m" / folder)
+    load_model(None).tokenizer.save_pretrained(tmp_path / "m" / folder)
+    if folder:
+        (tmp_path / "m" / "modules.json").write_text(f'[{{"path": "{folder}"}}]')
+    options = Compare(**{**TINY, "methods": ("cluster",)}, model=str(tmp_path / "m"), records=tmp_path / "r.jsonl")
+    options.run(console)
+    whole = read(options.records)[-1]
+    assert (whole["model"], whole["n"], whole["layers"]) == ("m", 48, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("linformer",)}, "parameters of its own"),
+        ({"methods": ("cluster",), "budget": 64}, "no more keys than the budget"),
+        ({"model": "/nowhere/at/all"}, "cannot load the model"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(
+    options: dict[str, Any], message: str, tmp_path: Path, console: Console
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Compare(**{**TINY, **options}, records=tmp_path / "r.jsonl").run(console)
+    assert not (tmp_path / "r.jsonl").exists()
