@@ -289,7 +289,7 @@ def is_arm(record: Record) -> bool:
 
 def name_of(record: Record) -> str:
     """The task's, such as ListOps."""
-    return TASK_NAMES[str(record["task"])]
+    return TASKS[str(record["task"])]
 
 
 def is_scale(arm: str) -> bool:

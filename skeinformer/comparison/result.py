@@ -37,7 +37,7 @@ class Comparison:
         return tuple(safe_layers(self.layers)[1])
 
     def records(self) -> list[Record]:
-        """Return the flat records of the kinds compare_layer and compare_model, which `skein report` reads."""
+        """Return the flat records of the kinds compare_layer and compare_model, which `skein bench --html` reads."""
         return [*self.layers, self.whole]
 
     def json(self) -> str:
