@@ -68,6 +68,6 @@ def test_records_have_counts_the_terms_of_the_paper_and_their_ratio() -> None:
 
 def test_the_printed_table_of_the_page_is_what_is_counted() -> None:
     rows = dict(re.findall(r"^    (\w+) +16,384 +([\d,.]+) ", PAGE.read_text(), re.MULTILINE))
-    assert set(rows) == set(METHODS)
+    assert set(rows) == set(METHODS) - {"adaptive"}  # it decides by numbers
     for name, shown in rows.items():
         assert shown == f"{multiply_adds(name, 16384, 256, 32) / 1e6:,.1f}", name
