@@ -4,7 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from skeinformer import distributed
-from skeinformer.attention import METHODS, Attention, build, choose_budget, cluster_attention, skein_attention
+from skeinformer.attention import (
+    METHODS,
+    Attention,
+    adaptive_attention,
+    build,
+    choose_budget,
+    cluster_attention,
+    skein_attention,
+)
 from skeinformer.sketch import SKETCHES, Sketch, draw
 
 __version__ = "0.3.0.dev0"
@@ -16,6 +24,7 @@ __all__ = [
     "Comparison",
     "MultiheadAttention",
     "Sketch",
+    "adaptive_attention",
     "build",
     "choose_budget",
     "cluster_attention",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import skeinformer
-from skeinformer.attention import DEFAULT, METHODS, Cluster
+from skeinformer.attention import ADAPTIVE, DEFAULT, METHODS, Cluster
 from skeinformer.models.policy import unsuitable_reason
 from skeinformer.noise import layer_seed
 from tests.helpers import tensors
@@ -83,8 +83,11 @@ def test_defaults_are_the_same_in_compare(name: str, monkeypatch: pytest.MonkeyP
 def test_the_method_is_the_same_in_every_drop_in_without_a_name() -> None:
     model: Any = layer("softmax")
     skeinformer.convert(model)
-    assert model.method == skeinformer.MultiheadAttention(WIDTH, HEADS).method == DEFAULT
-    assert skeinformer.sketched().policy.method == DEFAULT
+    assert model.method == skeinformer.sketched().policy.method == ADAPTIVE
+    assert (
+        skeinformer.MultiheadAttention(WIDTH, HEADS).method == skeinformer.sketched(budget=8).policy.method == DEFAULT
+    )
+    assert skeinformer.sketched(window=8).policy.method == DEFAULT
     function = inspect.signature(skeinformer.scaled_dot_product_attention)
     assert function.parameters["method"].default is None
     x = torch.randn(1, 2 * N, WIDTH)
@@ -92,7 +95,8 @@ def test_the_method_is_the_same_in_every_drop_in_without_a_name() -> None:
 
 
 def test_defaults_are_the_same_in_register(huggingface: Any) -> None:
-    assert huggingface.register().method == DEFAULT
+    assert huggingface.register().method == ADAPTIVE
+    assert huggingface.register(budget=8).method == DEFAULT
     for method in SUITABLE:
         assert huggingface.register(method).build(8).method == skeinformer.build(method, head_dim=8).method
 

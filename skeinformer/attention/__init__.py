@@ -1,5 +1,6 @@
 """Every attention behind one interface: METHODS is the one table, `build` makes a module from a name."""
 
+from skeinformer.attention.adaptive import Adaptive, AdaptiveInfo, AdaptiveNoise, adaptive_attention
 from skeinformer.attention.base import Attention, Method
 from skeinformer.attention.budget import choose_budget
 from skeinformer.attention.certificate import Info
@@ -12,6 +13,9 @@ __all__ = [
     "ADAPTIVE",
     "DEFAULT",
     "METHODS",
+    "Adaptive",
+    "AdaptiveInfo",
+    "AdaptiveNoise",
     "Attention",
     "Cluster",
     "ClusterInfo",
@@ -23,6 +27,7 @@ __all__ = [
     "SkeinNoise",
     "Skeinformer",
     "VirtualKeys",
+    "adaptive_attention",
     "build",
     "choose_budget",
     "cluster_attention",

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from skeinformer.attention.base import NUM_CHECKS, Method, Trace
+from skeinformer.attention.base import NUM_CHECKS, Call, Method, Trace, attend_once
 from skeinformer.attention.certificate import ExactRows, Info, estimate_error
 from skeinformer.attention.check_rows import Checks, draw_checks, rows_to_draw
 from skeinformer.attention.cluster import Cluster, ClusterNoise, Clusters
@@ -30,7 +30,7 @@ from skeinformer.noise import Rand
 TOLERANCE = 0.1  # the default: see docs/tolerance.md
 GAIN = 0.35  # the error of a sketch is about in proportion to d^-GAIN
 HOPE = 1.5  # a rung that costs nothing is tried where it promises at most so many times the tolerance
-TRIALS = 4  # the first rung is tried where exact attention takes so many times as long
+TRIALS = 6  # the first rung is tried where exact attention takes so many times as long
 FITTED = 0.8  # the linear term, which `near_rows` leaves out, takes about a fifth off the error
 
 
@@ -298,3 +298,48 @@ def _joined(parts: Sequence[tuple[Tensor, Tensor]], like: Tensor, shape: tuple[i
         for which, part in parts:
             output[which] = part.to(output.dtype)
     return output.view(*shape, *output.shape[2:])
+
+
+def adaptive_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    tolerance: float = TOLERANCE,
+    num_checks: int = NUM_CHECKS,
+    only_faster: bool = True,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    scale: float | None = None,
+    noise: Noise | None = None,
+    generator: torch.Generator | None = None,
+    return_info: bool = False,
+) -> Any:
+    """Approximate softmax(s Q K^T) V within a relative error of each head, by the cheapest sketch that keeps it.
+
+    Heads for which no sketch does are exact. Calls of few tokens are exact: no sketch would be faster.
+
+    Args:
+        query, key, value: (b, h, n, p), (b, h, n_k, p) and (b, h, n_k, p_v).
+        tolerance, num_checks, only_faster: Options of `Adaptive`.
+        key_mask: (b, n_k), True where a key is real.
+        query_mask: (b, n), True where a query is real; rows of other queries are zero.
+        scale: s, 1/sqrt(p) by default.
+        noise: An AdaptiveNoise, instead of drawing.
+        generator: Where numbers are drawn from; torch's global state by default.
+        return_info: Whether to return (output, AdaptiveInfo) with what each head got and its estimated error.
+
+    Returns:
+        The output, (b, h, n, p_v), or with `return_info` the output and an AdaptiveInfo.
+
+    Raises:
+        ValueError: Shapes, devices or values do not fit; the message names which.
+        TypeError: An argument has the wrong type.
+
+    Example:
+        >>> output, info = adaptive_attention(q, k, v, tolerance=0.2, return_info=True)
+        >>> info.rung
+    """
+    options = (None, tolerance, num_checks, only_faster)
+    call = Call(query, key, value, key_mask, query_mask, scale, None, noise, generator)
+    return attend_once(Adaptive, options, call, return_info, num_checks, None)

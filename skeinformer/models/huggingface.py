@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from skeinformer.attention.table import ADAPTIVE
 from skeinformer.kernels.choice import built_once, forbid_double_backward, suppress_sdpa_mode
 from skeinformer.models.hf_rules import NAME, check_call, four_dimensions, layer_number, make_mask, read_layer
 from skeinformer.models.policy import CAUSAL, Call, Policy, notify_observer
@@ -40,7 +41,7 @@ __all__ = ["extend_positions", "register", "sketch", "watch"]
 
 FIELD = "skeinformer"  # the field of a configuration that holds the policy of its model
 _BEFORE = "_attention_before_sketch"  # attribute of a model: its attention before `sketch`
-_default = Policy()
+_default = Policy(ADAPTIVE)
 _counters: list[Counter[str]] = []
 # by the identity of a configuration: it, and how many calls were causal, -inf after one that was not
 _causal_calls: dict[int, tuple[ref[Any], float]] = {}
@@ -52,7 +53,8 @@ def register(method: str | None = None, **options: Any) -> Policy:
     Models that are already in use follow it too. `register()` sets the defaults again.
 
     Args:
-        method: A name of METHODS. Methods with parameters, with shared keys or with quadratic time are refused.
+        method: A name of METHODS. Methods with parameters, with shared keys or with quadratic time are refused. Without
+            it each head gets the cheapest sketch that keeps `tolerance=`.
         **options: As in `Policy.create`. With a group every layer must be sketched (docs/distributed.md).
 
     Returns:

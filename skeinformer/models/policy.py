@@ -37,6 +37,8 @@ DIFFERS_BY_HEAD = "the mask differs between heads"
 MORE_THAN_PADDING = "the mask is more than padding"
 UNREAD = "an additive mask, whose numbers are not read on this device or in a compiled graph"
 
+# with any other option and no method, the method is the cluster sketch
+NOT_OF_A_SKETCH = {"seed", "group", *METHODS[ADAPTIVE].option_names()}
 MASKED = -1e4  # an additive mask of at most this removes a key
 
 
@@ -100,7 +102,10 @@ class Policy:
         Raises:
             ValueError, TypeError: An unknown method or option, a method that needs parameters, or a wrong value.
         """
-        method, options = method_of(method, budget, tolerance, options)
+        method, options = method_of(
+            method, budget, tolerance, options if group is None else {**options, "group": group}
+        )
+        options.pop("group", None)
         group = check_method(method, min_length, group)
         check_flag("decoder_cross_attention", decoder_cross_attention)
         if reason := unsuitable_reason(method):
@@ -231,8 +236,12 @@ def method_of(
     method: str | None, budget: int | None, tolerance: float | None, options: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """Return the method and its options: with a tolerance the one that chooses a sketch for each head."""
+    if tolerance is None and method is None:
+        fixed = budget is not None or options.get("group") is not None or set(options) - NOT_OF_A_SKETCH
+        return DEFAULT if fixed else ADAPTIVE, options
     if tolerance is None:
-        return DEFAULT if method is None else method, options
+        assert method is not None
+        return method, options
     if method not in (None, ADAPTIVE) or budget is not None:
         both = f"method={method!r}" if method not in (None, ADAPTIVE) else f"budget={budget}"
         raise ValueError(f"tolerance={tolerance} chooses a sketch for each head, and {both} fixes it: give one of them")

@@ -162,7 +162,11 @@ def test_the_study_is_of_skeinformer_on_text() -> None:
 def test_a_new_method_of_this_library_is_run_without_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "cluster_new", replace(METHODS["cluster"], options={"num_pilots": 4}))
     methods = default_methods()
-    assert {name for name, row in METHODS.items() if row.in_table_1} | {"cluster", "cluster_window", "cluster_new"} == set(methods)
+    assert {name for name, row in METHODS.items() if row.in_table_1} | {
+        "cluster",
+        "cluster_window",
+        "cluster_new",
+    } == set(methods)
     assert len(methods) == len(set(methods))
 
 

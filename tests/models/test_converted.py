@@ -94,7 +94,7 @@ def test_a_single_layer_and_a_bare_attention(monkeypatch: pytest.MonkeyPatch) ->
     with torch.no_grad():
         layer(x)
         bare(x, x, x)
-    assert counted.calls == {"skeinformer": 1, "cluster": 1}
+    assert counted.calls == {"skeinformer": 1, "adaptive": 1}
     assert restore(bare) == ("",)
     assert type(bare) is nn.MultiheadAttention
 

@@ -71,7 +71,7 @@ def test_the_import_registers_one_name_with_the_default_method() -> None:
     for mapping in (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping):
         assert [name for name in mapping if name.startswith("skein")] == ["skein"]
     policy = huggingface.register()
-    assert (policy.method, policy.budget, policy.seed, policy.min_length) == ("cluster", None, 0, "auto")
+    assert (policy.method, policy.budget, policy.seed, policy.min_length) == ("adaptive", None, 0, "auto")
     register()
     given = inputs("bert")
     expected = hidden(sketched(), given)

@@ -31,7 +31,7 @@ def test_it_is_an_attribute_of_the_package_that_is_loaded_when_it_is_asked_for()
     program = """
 import sys, skeinformer
 assert "transformers" not in sys.modules
-assert skeinformer.huggingface.register().method == "cluster"
+assert skeinformer.huggingface.register(budget=8).method == "cluster"
 try:
     skeinformer.hugingface
 except AttributeError as error:

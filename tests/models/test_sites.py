@@ -92,12 +92,14 @@ def test_gradients_needed_or_training_mode_count_as_training(site: Site, monkeyp
     q, k, v = heads()
     asked: list[bool] = []
     monkeypatch.setattr(policy, "worth_sketching", lambda *sizes: bool(asked.append(sizes[7])))
-    site(q, k, v)
-    site(q, k, v.clone().requires_grad_())
+    site(q, k, v, method="cluster")
+    site(q, k, v.clone().requires_grad_(), method="cluster")
     with torch.no_grad():
-        site(q, k, v.clone().requires_grad_())
+        site(q, k, v.clone().requires_grad_(), method="cluster")
         if site is not function:
-            site(q, k, v, training=True)  # as the first pass of a checkpointed layer, which records nothing
+            site(
+                q, k, v, method="cluster", training=True
+            )  # as the first pass of a checkpointed layer, which records nothing
     assert asked == ([False, True, False] if site is function else [False, False, False, True])
 
 
