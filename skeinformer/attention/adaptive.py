@@ -118,6 +118,11 @@ class Adaptive(Method):
     def noise(self, query: Tensor, key: Tensor, rand: Rand) -> Noise:
         return AdaptiveNoise(rand(query.shape[-2]), rand(key.shape[-2]), rand(query.shape[-2]))
 
+    @classmethod
+    def name_of(cls, number: int) -> str:
+        """Return the name of a rung by its number."""
+        return "exact" if number == EXACT else str(cls.ladder[number])
+
     def rungs(self, n: int, n_k: int, head_dim: int, training: bool, device: str) -> list[tuple[int, Rung]]:
         """Return the rungs that can be used at these sizes, with their numbers, the cheapest first."""
         priced = [

@@ -174,7 +174,7 @@ def measure_call(call: Call, policy: Policy, tolerance: float, rounds: int) -> l
     with suppress_sdpa_mode():
         query, key, value = (x.to(dtype) for x in call[:3])
         truth = exact_attention(call._replace(query=query, key=key, value=value))
-        output, estimate, upper = policy.certify(call)
+        output, (estimate, upper, _) = policy.certify(call)
         functions = {"exact": lambda: exact_attention(call), "sketched": lambda: policy.attend(call)}
         seconds = interleaved(functions, rounds)
     norm = frobenius_error(torch.zeros_like(truth), truth, call.query_mask)  # (b, h)

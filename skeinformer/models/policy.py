@@ -1,6 +1,7 @@
 """`Policy` decides whether a `Call` of a model's attention is sketched, and computes it; exact attention and masks."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer.attention import METHODS, Attention, build
+from skeinformer.attention.adaptive import Adaptive, AdaptiveInfo
 from skeinformer.attention.costs import is_faster, pairs_of_sketch
 from skeinformer.attention.table import ADAPTIVE, DEFAULT, no_group
 from skeinformer.checks import check_count, check_flag, check_options, lookup
@@ -54,6 +56,14 @@ class Call(NamedTuple):
     dropout: float = 0.0
     training: bool = False  # decides the costs, and whether the call draws afresh
     number: int = 0  # index of the layer, or of the call: it draws by `layer_seed(seed, number)`
+
+
+class Certified(NamedTuple):
+    """What is known of the error of a call."""
+
+    error: Tensor  # (b, h), estimated
+    upper: Tensor  # (b, h), a bound
+    rungs: Counter[str]  # with a tolerance, how many heads got which sketch
 
 
 @dataclass(frozen=True)
@@ -136,7 +146,12 @@ class Policy:
         return cls(method, budget, min_length, seed, tuple(options.items()), decoder_cross_attention, group)
 
     def __str__(self) -> str:
-        options = {**({} if self.budget is None else {"budget": self.budget}), **dict(self.options)}
+        entry, options = METHODS[self.method], dict(self.options)
+        sizes = {**options, **({} if self.budget is None else {"budget": self.budget})}
+        method = entry.method.create(**{**entry.options, **sizes})
+        in_force = {name: getattr(method, name, None) for name in ("tolerance", "window")}
+        in_force["budget"] = method.budget_in_force if entry.has_budget else None
+        options = {**{name: value for name, value in in_force.items() if value}, **options}
         return f"{self.method}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
 
     def __deepcopy__(self, memo: Any) -> "Policy":
@@ -203,13 +218,17 @@ class Policy:
         module, arguments = attention or self.module(call.query.shape[-1]), self.arguments(call)
         return merge_groups([module(query, call.key, call.value, **arguments) for query in query_groups(call)])
 
-    def certify(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute a call and its relative error: the output, the error and its upper bound, the latter two (b, h)."""
+    def certify(self, call: Call) -> "tuple[Tensor, Certified]":
+        """Compute a call, and estimate its error."""
         module, arguments = self.module(call.query.shape[-1]), self.arguments(call)
         results = [module.certify(query, call.key, call.value, **arguments) for query in query_groups(call)]
         parts = zip(*((output, info.error, info.error_upper) for output, info in results), strict=True)
         output, error, upper = (merge_groups(list(part)) for part in parts)
-        return output, error, upper
+        rungs = Counter[str]()
+        for _, info in results:
+            if isinstance(info, AdaptiveInfo):
+                rungs.update(Adaptive.name_of(rung) for rung in info.rung.flatten().tolist())
+        return output, Certified(error, upper, rungs)
 
     def arguments(self, call: Call) -> dict[str, Any]:
         """Return the keyword arguments of `Attention` for a call; warn once that a sketch ignores dropout."""

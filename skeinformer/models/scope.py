@@ -22,12 +22,13 @@ from torch.overrides import TorchFunctionMode
 
 from skeinformer.checks import check_flag
 from skeinformer.kernels.choice import constant_in_graphs, is_suppressed
-from skeinformer.models.policy import CAUSAL, MinLength, Policy
+from skeinformer.models.policy import CAUSAL, Certified, MinLength, Policy
 from skeinformer.models.sdpa import attend, policy_of_calls
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+BROKEN = 0.5  # a relative error of a head from which a scope warns
 INSIDE_LAYER = "inside torch.nn.MultiheadAttention, which skeinformer.convert takes"
 
 
@@ -40,6 +41,10 @@ class Report:
     reasons: Counter[str] = field(default_factory=Counter)  # why calls were exact, with their numbers
     errors: list[tuple[int, Tensor]] = field(default_factory=list)
     """By `certify=True`, the index of each sketched call and the estimated relative error of its heads, (b, h)."""
+    bounds: list[tuple[int, Tensor]] = field(default_factory=list)
+    """By `certify=True`, likewise a bound of the error."""
+    rungs: Counter[str] = field(default_factory=Counter)
+    """By `certify=True` and a tolerance, how many heads got which sketch."""
     compiled: int = 0  # calls in graphs that were compiled inside the scope, whose runs are not counted
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
@@ -63,18 +68,26 @@ class Report:
         place = int(error.nan_to_num(nan=torch.inf).argmax())  # among b h
         return float(error.flatten()[place]), call_index, place % error.shape[1]
 
-    def add(self, reason: str | None, call_index: int = 0, error: Tensor | None = None) -> None:
+    def add(self, reason: str | None, call_index: int = 0, certified: Certified | None = None) -> None:
         with self.lock:
             self.sketched += reason is None
             self.reasons.update([] if reason is None else [reason])
-            if error is not None:
-                self.errors.append((call_index, error.detach().cpu()))
+            if certified is not None:
+                self.errors.append((call_index, certified.error.detach().cpu()))
+                self.bounds.append((call_index, certified.upper.detach().cpu()))
+                self.rungs.update(certified.rungs)
+
+    @property
+    def worst_bound(self) -> float | None:
+        """The largest bound of a head's error; None without `certify=True`."""
+        return max((float(bound.nan_to_num(nan=torch.inf).max()) for _, bound in self.bounds), default=None)
 
     def __str__(self) -> str:
         lines = [f"{self.title}: {_calls(self.sketched)} sketched, {self.exact} exact"]
         if self.errors:
             worst, call, head = self._worst()
             lines += [f"  relative error {self.error:.2g} (median), {worst:.2g} in head {head} of call {call} (worst)"]
+        lines += [f"  {heads:>5} heads: {rung}" for rung, heads in self.rungs.most_common()]
         lines += [f"  {calls:>5} x  exact: {reason}" for reason, calls in self.reasons.items()]
         if self.compiled:
             lines += [f"  {_calls(self.compiled)} in compiled graphs, by the same rules; their runs are not counted"]
@@ -144,6 +157,10 @@ class Scope:
         if causal and not report.sketched and not report.compiled:
             which = f"nothing was sketched: {causal} of {report.exact} calls are causal, and stay exact"
             warnings.warn(f"{which}. In them not every query sees every key; print the report for more", stacklevel=2)
+        worst = report.worst_bound
+        if worst is not None and worst > BROKEN:
+            what = f"the error of a head may be {worst:.2g} of its output (bound)"
+            warnings.warn(f"{what}: state a tolerance= instead, or print the report for more", stacklevel=2)
         if self.certify and (report.compiled or not (report.sketched or report.exact)):
             warnings.warn("certify=True: calls in compiled graphs have no measured error", stacklevel=2)
 
@@ -180,8 +197,9 @@ class Mode(TorchFunctionMode):
             if compiling:
                 return attend(*args, **kwargs, policy=self.policy, call_index=index_in_graph(self.key))[0]
             index = next(self.indices)
-            output, reason, error = attend(*args, **kwargs, policy=self.policy, call_index=index, certify=self.certify)
-            self.report.add(reason, index, error)
+            options: dict[str, Any] = {"policy": self.policy, "call_index": index, "certify": self.certify}
+            output, reason, certified = attend(*args, **kwargs, **options)
+            self.report.add(reason, index, certified)
             return output
         if func is F.multi_head_attention_forward and not compiling:
             self.report.add(INSIDE_LAYER)

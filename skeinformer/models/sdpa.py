@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from skeinformer.attention.inputs import DTYPES
 from skeinformer.kernels.choice import forbid_double_backward, needs_grad, suppress_sdpa_mode
 from skeinformer.models import policy as reasons
-from skeinformer.models.policy import Call, MinLength, Policy, notify_observer, padding_mask, shared_policy
+from skeinformer.models.policy import Call, Certified, MinLength, Policy, notify_observer, padding_mask, shared_policy
 
 
 def scaled_dot_product_attention(
@@ -88,8 +88,8 @@ def attend(
     policy: Policy,
     call_index: int = 0,
     certify: bool = False,
-) -> tuple[Tensor, str | None, Tensor | None]:
-    """Return the output of a call, the reason why the policy makes it exact, and by `certify` its error, (b, h).
+) -> tuple[Tensor, str | None, Certified | None]:
+    """Return the output of a call, the reason why the policy makes it exact, and by `certify` its error.
 
     The reason is None for a sketched call, and also for a call that is exact only because it is observed.
     """
@@ -101,9 +101,13 @@ def attend(
             output = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
         # torch's fused kernels have no second derivative: a caller that asks for it then gets a clear error
         return forbid_double_backward(output), reason, None
-    output, error, _ = policy.certify(call) if certify else (policy.attend(call), None, None)
-    error = None if error is None else error.reshape(-1, query.shape[-3] if query.dim() > 3 else 1)  # (b, h)
-    return match_layout(output, query, key, value, attn_mask), None, error
+    output, certified = policy.certify(call) if certify else (policy.attend(call), None)
+    if certified is not None:
+        heads = query.shape[-3] if query.dim() > 3 else 1
+        certified = certified._replace(
+            error=certified.error.reshape(-1, heads), upper=certified.upper.reshape(-1, heads)
+        )
+    return match_layout(output, query, key, value, attn_mask), None, certified
 
 
 def read_call(

@@ -117,3 +117,26 @@ def test_a_tolerance_and_a_fixed_sketch_exclude_each_other(options: dict[str, An
 def test_a_wrong_tolerance(tolerance: Any) -> None:
     with pytest.raises((ValueError, TypeError), match="tolerance"):
         sketched(tolerance=tolerance)
+
+
+@torch.no_grad()
+def test_a_report_counts_the_sketches_of_heads() -> None:
+    q, k, v = (torch.cat([x] * 6, 2) for x in heads())
+    with sketched(tolerance=0.2, certify=True) as report:
+        F.scaled_dot_product_attention(q, k, v)
+    assert report.rungs.total() == 4
+    assert report.rungs["16 clusters"] >= 1
+    assert "16 clusters" in str(report)
+    assert "tolerance=0.2" in str(report)
+
+
+@torch.no_grad()
+def test_a_fixed_sketch_that_breaks_a_head_warns() -> None:
+    q, k, v = heads()
+    with (
+        pytest.warns(UserWarning, match="tolerance="),
+        sketched("cluster", budget=8, min_length=0, certify=True) as report,
+    ):
+        F.scaled_dot_product_attention(q, k, v)
+    assert report.worst_bound is not None
+    assert report.worst_bound > 0.5

@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from collections import Counter
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import skeinformer
 from skeinformer import sketched
 from skeinformer.models import Report
+from skeinformer.models.policy import Certified
 from tests.helpers import lengths_mask
 
 N, WIDTH, HEADS = 48, 16, 2
@@ -152,10 +154,10 @@ def test_a_broken_head_shows_in_the_report() -> None:
     fine, bad, broken = torch.full((2, 3), 0.01), torch.full((2, 3), 0.01), torch.full((2, 3), 0.01)
     bad[1, 2], broken[0, 1] = 0.9, torch.nan
     for number, error in enumerate((fine, bad)):
-        report.add(None, number, error)
+        report.add(None, number, Certified(error, error, Counter()))
     assert "0.01 (median), 0.9 in head 2 of call 1 (worst)" in str(report)
     assert (report.error, report.worst_error) == (pytest.approx(0.01), pytest.approx(0.9))
-    report.add(None, 2, broken)
+    report.add(None, 2, Certified(broken, broken, Counter()))
     assert "nan in head 1 of call 2 (worst)" in str(report)
 
 
@@ -332,6 +334,7 @@ def test_errors_in_compiled_graphs_are_not_measured_and_a_warning_says_so(model:
     assert scope.report.error is None
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "the error of a head")
         with sketched(certify=True, **SKETCH) as report:
             model(x)
     assert report.error is not None
