@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from skeinformer import cluster_attention
+from skeinformer.attention import Attention
 from skeinformer.attention.cluster import MASS_FLOOR
 from skeinformer.kernels.near import LEAST_SHARE
 from skeinformer.lab.lra.batches import collate
@@ -69,15 +70,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, near: Tensor, budget: int = 16, seed
     far_scores = torch.einsum("bhip,bhicp->bhic", scale * q, far_k) + far_weight
     scores = [far_scores.masked_fill(far_share <= LEAST_SHARE, -torch.inf)]
     scores += [(scale * q @ k.mT).masked_fill(~near, -torch.inf)]
-    to_far, to_near = torch.cat(scores, -1).softmax(-1).split([budget, len(near)], -1)
-    output = torch.einsum("bhic,bhicp->bhip", to_far, far_v) + to_near @ v
+    to_far, to_near = torch.split(torch.cat(scores, -1).softmax(-1), [budget, len(near)], -1)
+    output: Tensor = torch.einsum("bhic,bhicp->bhip", to_far, far_v) + to_near @ v
     # the linear term with the factor that fits what it misses of the pilots' rows, and these rows
     covariance = (k * weight[..., None]).mT @ v - (share.mT @ k * total.mT).mT @ (share.mT @ v)
     term = scale * (q - of_pilots(q).mean(-2, keepdim=True)) @ covariance
     missed, fitted = of_pilots(exact @ v - output), of_pilots(term)
     factor = (missed * fitted).sum((-2, -1), keepdim=True) / fitted.square().sum((-2, -1), keepdim=True)
     rows = info.pilots[..., None].expand(-1, -1, -1, v.shape[-1])
-    return (output + factor.clamp(0, 1) * term).scatter(2, rows, of_pilots(exact @ v))
+    output += factor.clamp(0, 1) * term
+    return output.scatter(2, rows, of_pilots(exact @ v))
 
 
 def head_errors(layers: list[Inputs], near: Tensor) -> Tensor:
@@ -92,8 +94,9 @@ def head_errors(layers: list[Inputs], near: Tensor) -> Tensor:
 def layer_inputs(model: Classifier, tokens: Tensor) -> list[Inputs]:
     """Return queries, keys and values of each layer in float64."""
     found: list[Inputs] = []
-    for layer in model.encoder.layers:
-        layer.attention.attention.register_forward_pre_hook(lambda _, inputs: found.append(inputs[:3]))
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.register_forward_pre_hook(lambda _, inputs: found.append(inputs[:3]))
     model(tokens)
     return [(q.double(), k.double(), v.double()) for q, k, v in found]
 
