@@ -1,7 +1,8 @@
 """What a sketch in Whisper's encoder does to words: `python -m benchmarks.speech`.
 
 Whisper base transcribes clips with its encoder's attention exact and sketched. The table has the share of words that
-differ from the exact transcript, the share that are wrong, and the error of the heads on the first clip's window.
+differ from the exact transcript, the share that are wrong, and the error of the heads on the first clip's window. As a
+yardstick, its first row is exact attention where the clips have a little white noise.
 """
 
 import json
@@ -9,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import tyro
 
-from benchmarks.models.audio import read_wav
+from benchmarks.models.audio import Floats, read_wav
 from benchmarks.models.speech import SPOKEN, clip, synthesize, word_error_rate
 from benchmarks.models.whisper import encoder_inputs, load_whisper, transcribe, windows
 from skeinformer import build, sketched
@@ -40,13 +42,24 @@ def head_errors(layers: Sequence[Any], options: dict[str, Any]) -> torch.Tensor:
     return torch.cat(errors)
 
 
+def with_noise(samples: Floats, loudness: float) -> Floats:
+    """Return a clip with white noise of `loudness` times its standard deviation."""
+    added = np.random.default_rng(0).standard_normal(samples.shape) * samples.std() * loudness
+    noisy: Floats = (samples + added).astype(samples.dtype)
+    return noisy
+
+
 def _named(options: dict[str, Any]) -> dict[str, Any]:
     return {"name" if key == "method" else key: value for key, value in options.items()}
 
 
 @torch.no_grad()
 def main(
-    variants: Sequence[str] = tuple(VARIANTS), books: Path | None = None, out: Path | None = None, threads: int = 2
+    variants: Sequence[str] = tuple(VARIANTS),
+    books: Path | None = None,
+    out: Path | None = None,
+    threads: int = 2,
+    noise: float = 0.01,
 ) -> None:
     """Compare transcripts.
 
@@ -55,6 +68,7 @@ def main(
         books: A parquet file with books, from which espeak-ng reads more clips.
         out: Where to add records, JSON lines.
         threads: Threads of torch.
+        noise: How loud white noise is beside the clip, for the transcripts with exact attention and noise.
     """
     torch.set_num_threads(threads)
     whisper = load_whisper()
@@ -63,9 +77,14 @@ def main(
         clips += [(made.path.stem, read_wav(made.path), made.text) for made in synthesize(books)]
     exact = {name: transcribe(whisper, samples) for name, samples, _ in clips}
     layers = encoder_inputs(whisper, windows(clips[0][1])[:1])
-    wrong = sum(word_error_rate(text, exact[name]) for name, _, text in clips) / len(clips)
-    print(f"{len(clips)} clips; exact: {100 * wrong:.1f} % of words wrong")
+    share = sum(word_error_rate(text, exact[name]) for name, _, text in clips) / len(clips)
+    print(f"{len(clips)} clips; exact: {100 * share:.1f} % of words wrong")
     print(f"{'':20} {'differ %':>9} {'worst %':>8} {'wrong %':>8} {'head error: mean':>17} {'worst':>6}")
+    heard = {name: transcribe(whisper, with_noise(samples, noise)) for name, samples, _ in clips}
+    changed = [word_error_rate(exact[name], heard[name]) for name in exact]
+    print(
+        f"{f'exact, noise {noise:g}':20} {100 * sum(changed) / len(clips):9.1f} {100 * max(changed):8.1f}", flush=True
+    )
     for variant in variants:
         options = VARIANTS[variant]
         differ, wrong = [], []
