@@ -53,6 +53,13 @@ def _named(options: dict[str, Any]) -> dict[str, Any]:
     return {"name" if key == "method" else key: value for key, value in options.items()}
 
 
+def append(out: Path | None, record: dict[str, Any]) -> None:
+    """Add a record to a file of JSON lines, if there is one."""
+    if out is not None:
+        with out.open("a") as file:
+            file.write(json.dumps({"kind": "speech", "clips": len(record["differ"]), **record}) + "\n")
+
+
 @torch.no_grad()
 def main(
     variants: Sequence[str] = tuple(VARIANTS),
@@ -100,11 +107,8 @@ def main(
             f"{errors.mean():17.3f} {errors.max():6.2f}",
             flush=True,
         )
-        if out is not None:
-            record = {"kind": "speech", "variant": variant, "clips": len(clips), "differ": differ, "wrong": wrong}
-            record |= {"head_errors": [round(x, 4) for x in errors.tolist()]}
-            with out.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+        rounded = [round(x, 4) for x in errors.tolist()]
+        append(out, {"variant": variant, "differ": differ, "wrong": wrong, "head_errors": rounded})
 
 
 if __name__ == "__main__":
