@@ -84,8 +84,8 @@ def main(
         clips += [(made.path.stem, read_wav(made.path), made.text) for made in synthesize(books)]
     exact = {name: transcribe(whisper, samples) for name, samples, _ in clips}
     layers = encoder_inputs(whisper, windows(clips[0][1])[:1])
-    share = sum(word_error_rate(text, exact[name]) for name, _, text in clips) / len(clips)
-    print(f"{len(clips)} clips; exact: {100 * share:.1f} % of words wrong")
+    exactly = sum(word_error_rate(text, exact[name]) for name, _, text in clips) / len(clips)
+    print(f"{len(clips)} clips; exact: {100 * exactly:.1f} % of words wrong")
     print(f"{'':20} {'differ %':>9} {'worst %':>8} {'wrong %':>8} {'head error: mean':>17} {'worst':>6}")
     heard = {name: transcribe(whisper, with_noise(samples, noise)) for name, samples, _ in clips}
     changed = [word_error_rate(exact[name], heard[name]) for name in exact]
