@@ -92,6 +92,7 @@ def main(
     print(
         f"{f'exact, noise {noise:g}':20} {100 * sum(changed) / len(clips):9.1f} {100 * max(changed):8.1f}", flush=True
     )
+    append(out, {"variant": f"exact, noise {noise:g}", "differ": changed})
     for variant in variants:
         options = VARIANTS[variant]
         differ, wrong = [], []
