@@ -1,7 +1,8 @@
 """What a sketch in Whisper's encoder does to words: `python -m benchmarks.speech`.
 
 Whisper base transcribes clips with its encoder's attention exact and sketched. The table has the share of words that
-differ from the exact transcript, the share that are wrong, and the error of the heads on the first clip's window.
+differ from the exact transcript, the share that are wrong, and the error of the heads on the first clip's window. As a
+yardstick, its first row is exact attention where the clips have a little white noise.
 """
 
 import json
@@ -9,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import tyro
 
-from benchmarks.models.audio import read_wav
+from benchmarks.models.audio import Floats, read_wav
 from benchmarks.models.speech import SPOKEN, clip, synthesize, word_error_rate
 from benchmarks.models.whisper import encoder_inputs, load_whisper, transcribe, windows
 from skeinformer import build, sketched
@@ -40,13 +42,31 @@ def head_errors(layers: Sequence[Any], options: dict[str, Any]) -> torch.Tensor:
     return torch.cat(errors)
 
 
+def with_noise(samples: Floats, loudness: float) -> Floats:
+    """Return a clip with white noise of `loudness` times its standard deviation."""
+    added = np.random.default_rng(0).standard_normal(samples.shape) * samples.std() * loudness
+    noisy: Floats = (samples + added).astype(samples.dtype)
+    return noisy
+
+
 def _named(options: dict[str, Any]) -> dict[str, Any]:
     return {"name" if key == "method" else key: value for key, value in options.items()}
 
 
+def append(out: Path | None, record: dict[str, Any]) -> None:
+    """Add a record to a file of JSON lines, if there is one."""
+    if out is not None:
+        with out.open("a") as file:
+            file.write(json.dumps({"kind": "speech", "clips": len(record["differ"]), **record}) + "\n")
+
+
 @torch.no_grad()
 def main(
-    variants: Sequence[str] = tuple(VARIANTS), books: Path | None = None, out: Path | None = None, threads: int = 2
+    variants: Sequence[str] = tuple(VARIANTS),
+    books: Path | None = None,
+    out: Path | None = None,
+    threads: int = 2,
+    noise: float = 0.01,
 ) -> None:
     """Compare transcripts.
 
@@ -55,6 +75,7 @@ def main(
         books: A parquet file with books, from which espeak-ng reads more clips.
         out: Where to add records, JSON lines.
         threads: Threads of torch.
+        noise: How loud white noise is beside the clip, for the transcripts with exact attention and noise.
     """
     torch.set_num_threads(threads)
     whisper = load_whisper()
@@ -66,6 +87,12 @@ def main(
     exactly = sum(word_error_rate(text, exact[name]) for name, _, text in clips) / len(clips)
     print(f"{len(clips)} clips; exact: {100 * exactly:.1f} % of words wrong")
     print(f"{'':20} {'differ %':>9} {'worst %':>8} {'wrong %':>8} {'head error: mean':>17} {'worst':>6}")
+    heard = {name: transcribe(whisper, with_noise(samples, noise)) for name, samples, _ in clips}
+    changed = [word_error_rate(exact[name], heard[name]) for name in exact]
+    print(
+        f"{f'exact, noise {noise:g}':20} {100 * sum(changed) / len(clips):9.1f} {100 * max(changed):8.1f}", flush=True
+    )
+    append(out, {"variant": f"exact, noise {noise:g}", "differ": changed})
     for variant in variants:
         options = VARIANTS[variant]
         differ, wrong = [], []
@@ -81,11 +108,8 @@ def main(
             f"{errors.mean():17.3f} {errors.max():6.2f}",
             flush=True,
         )
-        if out is not None:
-            record = {"kind": "speech", "variant": variant, "clips": len(clips), "differ": differ, "wrong": wrong}
-            record |= {"head_errors": [round(x, 4) for x in errors.tolist()]}
-            with out.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+        rounded = [round(x, 4) for x in errors.tolist()]
+        append(out, {"variant": variant, "differ": differ, "wrong": wrong, "head_errors": rounded})
 
 
 if __name__ == "__main__":
