@@ -1,7 +1,7 @@
 """Near pixels of images in one and in two dimensions: `python -m benchmarks.grid --runs FOLDER --data FOLDER`.
 
-The classifiers of Image and Pathfinder were trained with exact attention (`skein lra --methods softmax --seeds 0 --out
-FOLDER`). Here their queries see some pixels exactly, and means of 16 clusters in place of all others. Near are blocks
+The classifiers of Image and Pathfinder were trained with exact attention (`python -m lra run --methods softmax --seeds 0
+--out FOLDER`). Here their queries see some pixels exactly, and means of 16 clusters in place of all others. Near are blocks
 of consecutive pixels and both neighbours, as `window=` has them, or squares of pixels and their eight neighbours. The
 table has the mean relative error of the heads on 32 test images; the window has nearly as many keys as the squares.
 """
@@ -16,13 +16,13 @@ import tyro
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from lra.data.batches import collate
+from lra.data.store import open_store
+from lra.model import Classifier
 from skeinformer import cluster_attention
 from skeinformer.attention import Attention
 from skeinformer.attention.cluster import MASS_FLOOR
 from skeinformer.kernels.near import LEAST_SHARE
-from skeinformer.lab.lra.batches import collate
-from skeinformer.lab.lra.store import open_store
-from skeinformer.lab.training.model import Classifier
 
 SIDES = {"image": (1, 2, 3, 4), "pathfinder": (1, 2, 3)}  # of the squares
 Inputs = tuple[Tensor, Tensor, Tensor]

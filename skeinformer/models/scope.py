@@ -197,8 +197,9 @@ class Mode(TorchFunctionMode):
             if compiling:
                 return attend(*args, **kwargs, policy=self.policy, call_index=index_in_graph(self.key))[0]
             index = next(self.indices)
-            options: dict[str, Any] = {"policy": self.policy, "call_index": index, "certify": self.certify}
-            output, reason, certified = attend(*args, **kwargs, **options)
+            output, reason, certified = attend(
+                *args, **kwargs, policy=self.policy, call_index=index, certify=self.certify
+            )
             self.report.add(reason, index, certified)
             return output
         if func is F.multi_head_attention_forward and not compiling:
