@@ -1,9 +1,10 @@
 """Near pixels of images in one and in two dimensions: `python -m benchmarks.grid --runs FOLDER --data FOLDER`.
 
-The classifiers of Image and Pathfinder were trained with exact attention (`python -m lra run --methods softmax --seeds 0
---out FOLDER`). Here their queries see some pixels exactly, and means of 16 clusters in place of all others. Near are blocks
-of consecutive pixels and both neighbours, as `window=` has them, or squares of pixels and their eight neighbours. The
-table has the mean relative error of the heads on 32 test images; the window has nearly as many keys as the squares.
+The classifiers of Image and Pathfinder were trained with exact attention (`python -m lra run --methods softmax --seeds
+0 --out FOLDER`). Here their queries see some pixels exactly, and means of 16 clusters in place of all others. Near are
+blocks of consecutive pixels and both neighbours, as `window=` has them, or squares of pixels and their eight
+neighbours. The table has the mean relative error of the heads on 32 test images; the window has nearly as many keys as
+the squares.
 """
 
 import json
