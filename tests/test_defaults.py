@@ -71,7 +71,7 @@ def test_defaults_are_the_same_in_compare(name: str, monkeypatch: pytest.MonkeyP
         return measure_call(call, policy, *rest)
 
     monkeypatch.setattr(run, "measure_call", measured)
-    if name == "softmax":
+    if name in ("softmax", ADAPTIVE):  # so few tokens are exact by a tolerance
         with pytest.raises(ValueError, match="no attention layer of OneLayer would be sketched"):
             skeinformer.compare(OneLayer(name), torch.randn(1, N, WIDTH), name, rounds=1, show=False)
         return

@@ -4,8 +4,8 @@ Heads differ: one is sketched well with 16 clusters, another needs its near keys
 For each example and head some check rows are computed exactly. The cheapest rung is tried on all heads, on the check
 rows alone. From its clusters and the exact rows one can tell what the other rungs will probably leave, so that they are
 tried only where they promise enough. A head gets a rung where the bound of its error is within the tolerance
-(`certificate.py`); where none is, it is exact. The choice has no gradient. It depends on the example, the seed and the
-options only, and may differ from step to step of a training.
+(`certificate.py`); where none is, it is exact. The choice has no gradient. It depends on the example, the seed, the
+options and the length of the call, padding included, and may differ from step to step of a training.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Rung(NamedTuple):
         return pairs_of_sketch(cost, n, n_k, head_dim, self.budget, self.num_pilots, self.window, device)
 
 
-# the sketches that a head may get, the first without a window and the cheapest
+# the sketches that a head may get; the cheapest must have no window: from its clusters follows what the others promise
 LADDER = (Rung(16, 16, 0), Rung(128, 64, 0), Rung(16, 16, 64), Rung(128, 64, 64))
 EXACT = -1  # in place of the number of a rung
 
@@ -132,12 +132,13 @@ class Adaptive(Method):
         ]
         if self.only_faster:  # to be tried on all heads, the first must be cheap: it may be of use to few of them
             priced = [each for each in priced if is_faster(each[0], n, n_k)]
-            if not any(not rung.window and is_faster(pairs * TRIALS, n, n_k) for pairs, _, rung in priced):
-                priced = []
+            priced = priced if self.is_faster(n, n_k, head_dim, training, device) else []
         return [(i, rung) for _, i, rung in sorted(priced, key=lambda each: each[0])]
 
     def is_faster(self, n: int, n_k: int, head_dim: int, training: bool, device: str) -> bool:
-        return not self.only_faster or bool(self.rungs(n, n_k, head_dim, training, device))
+        plain = [rung for rung in self.ladder if not rung.window]
+        costs = [rung.pairs(n, n_k, head_dim, training, device) for rung in plain]
+        return not self.only_faster or any(is_faster(TRIALS * pairs, n, n_k) for pairs in costs)
 
     def attend(self, inputs: Inputs, noise: Any) -> tuple[Tensor, Trace]:
         query, key, value = inputs[:3]

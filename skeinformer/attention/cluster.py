@@ -296,7 +296,7 @@ def cluster_attention(
 ) -> Any:
     """Approximate softmax(s Q K^T) V by attention over d weighted means of clusters of keys.
 
-    Exact where d is at least the number of real keys. Time O(n (d + P + p) p), memory O((n + d) p).
+    Exact where d is at least the number of real keys. Time O(n (d + 3 w + P + p) p), memory O((n + d) p).
 
     Args:
         query, key, value: (b, h, n, p), (b, h, n_k, p) and (b, h, n_k, p_v).

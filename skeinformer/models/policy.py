@@ -1,6 +1,7 @@
 """`Policy` decides whether a `Call` of a model's attention is sketched, and computes it; exact attention and masks."""
 
 import warnings
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from operator import index
 from threading import local
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ UNREAD = "an additive mask, whose numbers are not read on this device or in a co
 
 # with any other option and no method, the method is the cluster sketch
 NOT_OF_A_SKETCH = {"seed", "group", *METHODS[ADAPTIVE].option_names()}
+OF_A_SKETCH = {*METHODS[DEFAULT].option_names()}
 MASKED = -1e4  # an additive mask of at most this removes a key
 
 
@@ -84,6 +86,11 @@ class Policy:
     group: Group | None = None  # the processes among which the tokens of every sequence are divided
     # the dropout of the call that warned: a policy warns once
     dropout_warnings: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
+    options_text: str = field(init=False, repr=False, compare=False)  # a compiler would make symbols of numbers
+
+    def __post_init__(self) -> None:
+        text = repr(tuple((name, plain_number(value)) for name, value in self.options))
+        object.__setattr__(self, "options_text", text)
 
     @classmethod
     def create(
@@ -178,10 +185,9 @@ class Policy:
 
     def module(self, head_dim: int) -> Attention:
         """Return the module for heads of this width, which has no seed of its own."""
-        shared = self.group is None
-        return (
-            shared_module(self.method, self.budget, self.options, index(head_dim)) if shared else self.build(head_dim)
-        )
+        if self.group is not None:
+            return self.build(head_dim)
+        return shared_module(self.method, self.budget, self.options_text, index(head_dim))
 
     def reason_exact(self, call: Call) -> str | None:
         """Return why a call of these sizes is exact, or None; the caller checks its mask and whether it is causal."""
@@ -204,11 +210,13 @@ class Policy:
         budget, exact_from = module.method.budget_in_force, METHODS[self.method].exact_from
         if exact_from is not None and budget is not None and choice.holds(budget >= exact_from * n_k):
             return FEW_KEYS
+        faster = module.method.is_faster(n, n_k, head_dim, training, device)
+        if faster is False:
+            return SLOWER
         if self.min_length != "auto":
             return SHORT if choice.holds(n < self.min_length) or choice.holds(n_k < self.min_length) else None
-        faster = module.method.is_faster(n, n_k, head_dim, training, device)
         if faster is not None:
-            return None if faster else SLOWER
+            return None
         num_pilots, window = (getattr(module.method, name, None) or 0 for name in ("num_pilots", "window"))
         sizes = (n, n_k, head_dim, budget, num_pilots, window)
         return None if worth_sketching(self.method, *sizes, training, device) else SLOWER
@@ -226,8 +234,8 @@ class Policy:
         output, error, upper = (merge_groups(list(part)) for part in parts)
         rungs = Counter[str]()
         for _, info in results:
-            if isinstance(info, AdaptiveInfo):
-                rungs.update(Adaptive.name_of(rung) for rung in info.rung.flatten().tolist())
+            if isinstance(info, AdaptiveInfo) and isinstance(module.method, Adaptive):
+                rungs.update(module.method.name_of(rung) for rung in info.rung.flatten().tolist())
         return output, Certified(error, upper, rungs)
 
     def arguments(self, call: Call) -> dict[str, Any]:
@@ -240,6 +248,11 @@ class Policy:
         return {"key_mask": call.key_mask, "query_mask": call.query_mask, "scale": call.scale, "seed": seed}
 
 
+def plain_number(x: object) -> object:
+    """Return whole numbers of other libraries, whose text is another, as an int."""
+    return index(x) if isinstance(x, SupportsIndex) and not isinstance(x, bool) else x
+
+
 @choice.built_once
 def shared_policy(arguments: tuple[tuple[str, Any], ...]) -> Policy:
     """Create the policy with these arguments, one object for equal ones: a compiled graph is for one policy."""
@@ -247,23 +260,24 @@ def shared_policy(arguments: tuple[tuple[str, Any], ...]) -> Policy:
 
 
 @choice.built_once
-def shared_module(method: str, budget: int | None, options: tuple[tuple[str, Any], ...], head_dim: int) -> Attention:
-    return Policy(method, budget, options=options).build(head_dim)
+def shared_module(method: str, budget: int | None, options_text: str, head_dim: int) -> Attention:
+    return Policy(method, budget, options=literal_eval(options_text)).build(head_dim)
 
 
 def method_of(
     method: str | None, budget: int | None, tolerance: float | None, options: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """Return the method and its options: with a tolerance the one that chooses a sketch for each head."""
-    if tolerance is None and method is None:
-        fixed = budget is not None or options.get("group") is not None or set(options) - NOT_OF_A_SKETCH
-        return DEFAULT if fixed else ADAPTIVE, options
-    if tolerance is None:
-        assert method is not None
+    if tolerance is None and method is not None:
         return method, options
-    if method not in (None, ADAPTIVE) or budget is not None:
-        both = f"method={method!r}" if method not in (None, ADAPTIVE) else f"budget={budget}"
-        raise ValueError(f"tolerance={tolerance} chooses a sketch for each head, and {both} fixes it: give one of them")
+    if tolerance is None:
+        is_fixed = budget is not None or options.get("group") is not None or set(options) - NOT_OF_A_SKETCH
+        return DEFAULT if is_fixed else ADAPTIVE, options
+    fixed = {"method": None if method == ADAPTIVE else method, "budget": budget}
+    fixed |= {name: value for name, value in options.items() if name in OF_A_SKETCH}
+    given = [f"{name}={value!r}" for name, value in fixed.items() if value is not None]
+    if given:
+        raise ValueError(f"a tolerance chooses a sketch for each head, and {given[0]} fixes it: give one of them")
     return ADAPTIVE, {**options, "tolerance": tolerance}
 
 

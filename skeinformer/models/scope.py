@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from skeinformer.attention.table import ADAPTIVE
 from skeinformer.checks import check_flag
 from skeinformer.kernels.choice import constant_in_graphs, is_suppressed
 from skeinformer.models.policy import CAUSAL, Certified, MinLength, Policy
@@ -158,7 +159,7 @@ class Scope:
             which = f"nothing was sketched: {causal} of {report.exact} calls are causal, and stay exact"
             warnings.warn(f"{which}. In them not every query sees every key; print the report for more", stacklevel=2)
         worst = report.worst_bound
-        if worst is not None and worst > BROKEN:
+        if worst is not None and worst > BROKEN and self.policy.method != ADAPTIVE:
             what = f"the error of a head may be {worst:.2g} of its output (bound)"
             warnings.warn(f"{what}: state a tolerance= instead, or print the report for more", stacklevel=2)
         if self.certify and (report.compiled or not (report.sketched or report.exact)):

@@ -140,3 +140,45 @@ def test_a_fixed_sketch_that_breaks_a_head_warns() -> None:
         F.scaled_dot_product_attention(q, k, v)
     assert report.worst_bound is not None
     assert report.worst_bound > 0.5
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@torch.no_grad()
+def test_graphs_of_several_lengths(dynamic: bool | None) -> None:
+    def call(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q)
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager", dynamic=dynamic)
+    for n in (3200, 3300):
+        x = torch.randn(1, 2, n, 32, generator=generator(n))
+        with sketched(tolerance=0.2):
+            assert (relative_error(compiled(x), exact(x, x, x)) < 0.25).all()
+
+
+@torch.no_grad()
+def test_a_program_for_every_length() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, q, q)
+
+    x = torch.randn(1, 2, 3200, 32)
+    with sketched():
+        program = torch.export.export(Model(), (x,), dynamic_shapes=({2: torch.export.Dim("n", min=2, max=10000)},))
+    for n in (50, 3300):
+        y = torch.randn(1, 2, n, 32)
+        error = relative_error(program.module()(y), exact(y, y, y))
+        assert (error < 0.2).all()
+
+
+def test_options_of_a_fixed_sketch_with_a_tolerance() -> None:
+    for options in ({"quality": "fast"}, {"window": 8}):
+        with pytest.raises(ValueError, match="give one of them"):
+            sketched(tolerance=0.1, **options)
+
+
+@torch.no_grad()
+def test_a_short_call_is_reported_as_exact() -> None:
+    x = torch.randn(1, 2, 200, 32)
+    with sketched(tolerance=0.2, min_length=0) as report:
+        F.scaled_dot_product_attention(x, x, x)
+    assert report.exact == 1

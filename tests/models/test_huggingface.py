@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from skeinformer import METHODS, build
 from skeinformer.models import huggingface
-from skeinformer.models.policy import unsuitable_reason
+from skeinformer.models.policy import SLOWER, unsuitable_reason
 from tests.models.hf_models import (
     ENCODERS,
     HEADS,
@@ -268,7 +268,7 @@ def test_every_method_runs_with_padding_and_gradients(method: str) -> None:
     register(method, budget=8)
     with huggingface.watch() as counts:
         found = gradients(sketched(), inputs("bert"), attention_mask=padding("middle"))
-    assert counts == {"sketched": LAYERS}
+    assert counts == {SLOWER if method == "adaptive" else "sketched": LAYERS}
     assert all(x.isfinite().all() for x in found.values())
 
 
