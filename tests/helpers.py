@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from skeinformer.attention import METHODS, Attention, build
 from skeinformer.noise import from_generator
@@ -205,6 +207,20 @@ def gradients(output: Tensor, inputs: tuple[Tensor, ...], seed: int = 0) -> tupl
     if not output.requires_grad:
         return tuple(torch.zeros_like(x) for x in inputs)
     return torch.autograd.grad((output * weight).sum(), inputs, materialize_grads=True)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the largest number of elements for which an operation takes memory: views of its arguments take none."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        known = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for x in tree_leaves(result):
+            if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in known:
+                self.size = max(self.size, x.untyped_storage().nbytes() // x.element_size())
+        return result
 
 
 def over_heads(

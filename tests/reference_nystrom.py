@@ -45,14 +45,7 @@ def pseudo_inverse(A: Matrix, iterations: int) -> Matrix:
 
 
 def nystrom_attention(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    num_landmarks: int,
-    iterations: int,
-    scale: float,
-    key_mask: Mask,
-    query_mask: Mask,
+    Q: Tensor, K: Tensor, V: Tensor, num_landmarks: int, iterations: int, scale: float, key_mask: Mask, query_mask: Mask
 ) -> Tensor:
     """softmax(s Q K~^T) A^+ softmax(s Q~ K^T) V; softmax attention where real keys or queries are the landmarks."""
     if sum(key_mask) <= num_landmarks or sum(query_mask) <= num_landmarks:

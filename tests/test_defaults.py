@@ -132,17 +132,10 @@ def ways(method: str, huggingface: Any) -> dict[str, Callable[..., object]]:
 
 
 @pytest.mark.parametrize("way", ["build", "layer", "convert", "compare", "sketched", "register"])
-@pytest.mark.parametrize("method", ["skeinformer", "cluster", "performer"])
-@pytest.mark.parametrize("other", ["num_sample", "num_samples", "samples", "num_features", "num_landmarks", "budgte"])
-def test_other_names_of_the_budget_are_named(other: str, method: str, way: str, huggingface: Any) -> None:
+@pytest.mark.parametrize("other", ["num_samples", "samples", "num_landmarks", "budgte"])
+def test_other_names_of_the_budget_are_named(other: str, way: str, huggingface: Any) -> None:
     with pytest.raises(TypeError, match=f"has no option '{other}'; did you mean 'budget'"):
-        ways(method, huggingface)[way](**{other: 64})
-
-
-@pytest.mark.parametrize("way", ["build", "layer", "convert", "compare", "sketched", "register"])
-def test_two_options_for_one_size_are_refused(way: str, huggingface: Any) -> None:
-    with pytest.raises(ValueError, match="budget=8 and block_size=2 both set the size of 'bigbird'; give one"):
-        ways("bigbird", huggingface)[way](budget=8, block_size=2)
+        ways("cluster", huggingface)[way](**{other: 64})
 
 
 def test_the_seed_of_a_layer() -> None:

@@ -110,19 +110,6 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 assert printed.getvalue() == block.printed, f"{name_of(page)}, line {block.line}"
 
 
-def test_the_readme_renders_as_a_long_description() -> None:
-    """By the rules of CommonMark with tables: every fence, table, link and picture of it is read as one."""
-    reader = pytest.importorskip("markdown_it").MarkdownIt("commonmark", {"html": True}).enable("table")
-    html = reader.render((ROOT / "README.md").read_text())
-    shown = re.sub(r"<pre>.*?</pre>|<!--.*?-->", "", html, flags=re.DOTALL)
-    assert not re.search(r"```|\]\(|^\||\*\*|&lt;", shown, re.MULTILINE)
-    assert len(re.findall("<h1>", html)) == len(re.findall("<img ", html)) == 1
-
-
-def test_the_readme_has_examples() -> None:
-    assert any(block.run for block in blocks((ROOT / "README.md").read_text()))
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_examples_that_are_only_shown_parse_and_import_what_exists(page: Path) -> None:
     for block in blocks(page.read_text()):
@@ -171,21 +158,3 @@ def test_command_lines_are_understood(page: Path) -> None:
                         read_options(kind, words[2], words[3:])
             else:
                 assert (ROOT / words[1]).is_file(), words
-
-
-def test_blocks_are_found_with_their_lines() -> None:
-    text = (
-        "a\n```python\nx = 1\n```\n```python no-run\nx = 2\n```\n- item\n  ```python\n  if x:\n      y = 3\n  ```\n\n"
-        "  ```text\n  3\n  ```\n"
-    )
-    assert blocks(text) == [
-        (2, "x = 1\n", True, None),
-        (5, "x = 2\n", False, None),
-        (9, "if x:\n    y = 3\n", True, "3\n"),
-    ]
-
-
-def test_links_and_commands_are_found() -> None:
-    assert slug("Where `convert` is, and [why](x.md)") == "where-convert-is-and-why"
-    text = "    skein bench --methods text \\\n        --out x     # here\n`skein bench --records ...`, `skein --help`"
-    assert commands(text) == [["skein", "bench", "--methods", "text", "--out", "x"]]

@@ -112,9 +112,7 @@ def test_the_long_description_links_to_no_file(wheel: Path) -> None:
         metadata = archive.read(name).decode()
     text = metadata.partition("\n\n")[2]
     assert "\nDescription-Content-Type: text/markdown" in metadata
-    assert text.startswith("# skeinformer\n")
     assert not re.search(r"\]\((?!https?:)", text)
-    assert "10 and 40 times (docs/performance.md)." in text
     headings = re.compile("^#+ .*", re.MULTILINE)
     assert headings.findall(text) == headings.findall((ROOT / "README.md").read_text())
 
@@ -240,9 +238,3 @@ def test_the_version_is_the_same_everywhere(wheel: Path) -> None:
     else:
         assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
         assert f"\n## [{version}]" in changelog
-
-
-def test_a_requirement_with_an_extra_of_its_own_is_followed() -> None:
-    names = closure([Requirement("coverage[toml]"), Requirement("packaging")])
-    assert {"coverage", "packaging"} <= names
-    assert [r.name for r in applying(["a", "b; extra == 'x'", "c; extra == 'y'"], "x")] == ["a", "b"]

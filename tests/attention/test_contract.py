@@ -21,6 +21,7 @@ from tests.helpers import (
     SKETCHED,
     VARIANTS,
     WITHOUT_NORM,
+    LargestTensor,
     clear,
     copies,
     dense_exact,
@@ -272,6 +273,25 @@ def test_any_length_at_the_budget_of_the_paper(name: str, n: int, masked: bool) 
         padding = ~mask[:, None, :, None]
         assert (output.masked_select(padding) == 0).all()
         assert all((gradient.masked_select(padding) == 0).all() for gradient in results if gradient.dim() == 4)
+
+
+@pytest.mark.parametrize("name", [name for name, row in METHODS.items() if not row.quadratic])
+@pytest.mark.parametrize("masked", [False, True])
+def test_memory_is_not_quadratic(name: str, masked: bool) -> None:
+    """Doubling the sequence doubles the largest tensor; a pattern of strides has n (3 stride + n / stride) scores."""
+    largest = []
+    for n in (1024, 2048):
+        inputs = inputs_for(name, 1, 1, n, p=2, dtype=torch.float32)
+        mask = lengths_mask([n - 3], n) if masked else None
+        module = VARIANTS[name].build(budget=32, head_dim=2, max_len=2048)
+        with LargestTensor() as record:
+            gradients(module(*inputs, key_mask=mask, query_mask=mask), inputs)
+        largest.append(record.size)
+    if name == "sparse_transformer":
+        assert largest == [1024 * (48 + 64), 2048 * (48 + 128)]
+    else:
+        assert largest[1] <= 2 * largest[0]
+        assert largest[1] <= 2048 * 256
 
 
 def test_without_contents_there_are_still_shapes() -> None:

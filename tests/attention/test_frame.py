@@ -2,8 +2,6 @@
 
 import copy
 import inspect
-import io
-from contextlib import redirect_stdout
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import Any
 
@@ -11,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import skeinformer
 from skeinformer import METHODS, build, cluster_attention, skein_attention
 from skeinformer.attention import Attention, Method
 from skeinformer.attention.base import run
@@ -70,17 +66,6 @@ def test_a_method_survives_as_text(name: str) -> None:
 def test_integers_of_numpy_survive_as_text() -> None:
     method = build("cluster", head_dim=4, budget=np.int64(7)).method
     assert from_spec(spec_of(method)) == method
-
-
-def test_build_is_short_to_read() -> None:
-    out = io.StringIO()
-    with redirect_stdout(out):
-        help(build)
-    assert len(out.getvalue().splitlines()) < 40
-    assert max(map(len, out.getvalue().splitlines())) < 400
-    signature = inspect.signature(skeinformer.build)
-    assert len(signature.parameters) <= 9
-    assert next(iter(signature.parameters)) == "name"
 
 
 @pytest.mark.parametrize(("function", "name"), [(skein_attention, "skeinformer"), (cluster_attention, "cluster")])
@@ -197,20 +182,3 @@ def test_second_derivatives_are_right_or_an_error(name: str, which: str, masked:
     except RuntimeError as error:
         refused = str(error)
     assert refused in ("", NO_SECOND_DERIVATIVE)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_advice_for_second_derivatives_works(masked: bool) -> None:
-    for word in ("create_graph=False", "method='softmax'", "sdpa_kernel(torch.nn.attention.SDPBackend.MATH)"):
-        assert word in NO_SECOND_DERIVATIVE
-    q, k, v = tensors(1, 2, 30)
-    mask = random_mask(1, 30) if masked else None
-    module = build("softmax", head_dim=4)
-
-    def penalty(query: Tensor) -> Tensor:
-        with sdpa_kernel(SDPBackend.MATH):
-            output = module(query, k, v, key_mask=mask)
-        (first,) = torch.autograd.grad(output.square().sum(), query, create_graph=True)
-        return first.square().sum()
-
-    second_derivative(penalty, q)

@@ -6,13 +6,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from skeinformer import build
 from skeinformer.attention import Attention, informer
 from skeinformer.attention.informer import Informer, _draw_keys_32, as_bits, draw_keys
 from skeinformer.noise import from_generator, from_seed
-from tests.helpers import draw, exact, generator, gradients, lengths_mask, over_heads, random_mask, tensors
+from tests.helpers import (
+    LargestTensor,
+    draw,
+    exact,
+    generator,
+    gradients,
+    lengths_mask,
+    over_heads,
+    random_mask,
+    tensors,
+)
 from tests.reference_informer import MEASURES, prob_sparse
 
 MASKS = {
@@ -69,45 +78,6 @@ def test_is_the_transcription(name: str, case: str, sparsity: str, factor: float
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
-@both
-@pytest.mark.parametrize("sparsity", list(MEASURES))
-def test_rows_are_exact_or_the_mean(name: str, sparsity: str) -> None:
-    q, k, v = tensors(2, 2, 40, peak=3)
-    mask = random_mask(2, 40)
-    output = make(name, budget=6, sparsity=sparsity)(q, k, v, key_mask=mask, query_mask=mask, generator=generator())
-    truth = exact(q, k, v, mask, mask)
-    mean = build("vmean", head_dim=4)(q, k, v, key_mask=mask, query_mask=mask)
-    is_exact, is_mean = (torch.isclose(output, x, rtol=1e-10, atol=1e-12).all(-1) for x in (truth, mean))
-    assert (is_exact | is_mean).all()
-    assert ((is_exact & ~is_mean).sum(-1) == 6).all()
-
-
-@both
-def test_selects_the_queries_that_are_not_flat(name: str) -> None:
-    """Five queries of forty have scores that differ at all: every draw of two keys or more finds them."""
-    q, k, v = (x.detach() for x in tensors(2, 2, 40))
-    active = torch.stack([torch.randperm(40, generator=generator(i))[:5] for i in range(4)]).view(2, 2, 5)
-    flat = torch.ones(2, 2, 40, dtype=torch.bool).scatter(-1, active, False)
-    q = q.masked_fill(flat[..., None], 0)
-    output = make(name, budget=5)(q, k, v, generator=generator())
-    torch.testing.assert_close(output, exact(q, k, v), rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("sparsity", list(MEASURES))
-@pytest.mark.parametrize("masked", [False, True])
-def test_adding_a_vector_to_all_keys_changes_no_selection(sparsity: str, masked: bool) -> None:
-    """It adds the same to all scores of a query. A mean over another count than was drawn would see it."""
-    q, k, _ = (x.detach() for x in tensors(2, 2, 30))
-    mask = random_mask(2, 30, seed=3) if masked else None
-    module = make("informer_mask", budget=4, sparsity=sparsity)
-    (u,) = draw(module, q, k)
-    key_mask = None if mask is None else mask[:, None]
-    before = measure_sparsity(module, q, k, key_mask, u)
-    after = measure_sparsity(module, q, k + torch.tensor([3.0, -2, 5, 1]), key_mask, u)
-    torch.testing.assert_close(before, after, rtol=1e-10, atol=1e-10)
-    assert before.std() > 0.1
-
-
 @pytest.mark.parametrize("sparsity", list(MEASURES))
 def test_few_keys_are_all_drawn_once(sparsity: str) -> None:
     """With U at least the number of real keys M is that of the whole row, and no number matters."""
@@ -121,20 +91,6 @@ def test_few_keys_are_all_drawn_once(sparsity: str) -> None:
         for i, m in enumerate((5, 3))
     ]
     torch.testing.assert_close(M, torch.tensor(expected, dtype=M.dtype), rtol=1e-10, atol=1e-12)
-
-
-@both
-def test_padding_takes_part_in_the_selection_only_where_the_mask_is_ignored(name: str) -> None:
-    """All real keys score the same, so that rows are flat; a draw that mixes them with zeros says otherwise."""
-    mask = lengths_mask([25], 50)
-    q, k = torch.ones(1, 1, 50, 4), -torch.ones(1, 1, 50, 4).where(mask[:, None, :, None], 0)
-    module = make(name, budget=8)
-    u = torch.rand(1, 1, 50, generator=generator(1))
-    M = measure_sparsity(module, q, k, mask[:, None] if name == "informer_mask" else None, u)
-    mixed = [len({j < 25 for j in keys}) == 2 for keys in samples(u[0, 0], list(range(50)), 8)]
-    assert sum(mixed) > 40
-    expected = torch.tensor(mixed) if name == "informer" else torch.zeros(50, dtype=torch.bool)
-    assert torch.equal(M[0, 0] > 0, expected)
 
 
 @pytest.mark.parametrize("source", ["generator", "seed"])
@@ -250,19 +206,6 @@ def test_a_query_that_is_not_a_number_stays_visible(name: str) -> None:
     assert output[0, 0, :11].isfinite().all()
 
 
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that is made."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(x, Tensor):
-                self.size = max(self.size, x.untyped_storage().nbytes() // x.element_size())
-        return result
-
-
 @both
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_memory(name: str, dtype: torch.dtype) -> None:
@@ -270,18 +213,7 @@ def test_memory(name: str, dtype: torch.dtype) -> None:
     n, U, p = 700, 64, 16
     q, k, v = tensors(1, 2, n, p=p, dtype=dtype)
     mask = random_mask(1, n)
-    with Largest() as largest:
+    with LargestTensor() as largest:
         output = make(name, budget=U, head_dim=p)(q, k, v, key_mask=mask, query_mask=mask, generator=generator())
         gradients(output, (q, k, v))
     assert largest.size == 2 * n * (U // 32) * p
-
-
-@pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
-def test_bad_factor(factor: float) -> None:
-    with pytest.raises(ValueError, match="factor must be above 0 and finite, or None for budget / ln n, got"):
-        make("informer", factor=factor)
-
-
-def test_bad_sparsity() -> None:
-    with pytest.raises(ValueError, match="sparsity='max_man' is not known; did you mean 'max_mean'"):
-        make("informer", sparsity="max_man")

@@ -1,6 +1,5 @@
 """Performer and the Linear Transformer: transcriptions, features, convergence, and logits that underflow a feature."""
 
-import itertools
 import math
 
 import pytest
@@ -8,23 +7,10 @@ import torch
 from torch import Tensor
 
 from skeinformer import build
-from skeinformer.attention import Attention
 from skeinformer.attention.linear import PerformerModule, log_elu_plus_one, orthogonal_features
 from skeinformer.noise import from_generator, from_seed, normal
 from tests import reference_linear as reference
-from tests.helpers import (
-    copies,
-    dense_exact,
-    draw,
-    generator,
-    gradients,
-    lengths_mask,
-    map_noise,
-    over_heads,
-    random_mask,
-    relative_error,
-    tensors,
-)
+from tests.helpers import draw, generator, gradients, lengths_mask, over_heads, random_mask, tensors
 
 MASKS = {
     "none": (None, None),
@@ -137,73 +123,12 @@ def test_every_feature_is_a_standard_normal_vector() -> None:
     assert abs(share - 0.5) <= 4.5 * 0.5 / math.sqrt(draws)
 
 
-def kernel_estimates(q: Tensor, k: Tensor, W: Tensor, scale: float) -> Tensor:
-    """phi(q) . phi(k) for every draw of W, (draws, m, p) -> (draws,)."""
-    q, k = math.sqrt(scale) * q, math.sqrt(scale) * k
-    phi_q, phi_k = ((W @ x - x @ x / 2).exp() for x in (q, k))
-    return (phi_q * phi_k).mean(-1)
-
-
-@pytest.mark.parametrize("p", [2, 4])
-@pytest.mark.parametrize("m", [1, 3, 8])
-def test_kernel_estimate_is_unbiased(p: int, m: int) -> None:
-    draws, scale = 40_000, 1 / math.sqrt(p)
-    W = orthogonal_features(performer_noise(draws, 1, m, p, seed=m), torch.float64)[:, 0]
-    q, k = 0.4 * torch.randn(2, p, generator=generator(p), dtype=torch.float64)  # larger ones have heavy tails
-    for a, b in ((q, k), (q, -k), (q, torch.zeros_like(q))):
-        estimate = kernel_estimates(a, b, W, scale)
-        standard_error = estimate.std() / math.sqrt(draws)
-        truth = torch.exp(scale * a @ b)
-        assert standard_error < 0.05 * truth  # the bound says something
-        assert abs(estimate.mean() - truth) <= 4 * standard_error
-
-
-def test_orthogonal_features_have_less_variance_than_independent_ones() -> None:
-    draws, p = 100_000, 4
-    noise = performer_noise(draws, 1, p, p, seed=2)
-    q, k = 0.5 * torch.randn(2, p, generator=generator(1), dtype=torch.float64)
-    orthogonal = kernel_estimates(q, k, orthogonal_features(noise, torch.float64)[:, 0], 1.0)
-    independent = kernel_estimates(q, k, normal(noise[1].double())[:, 0], 1.0)
-    squares = [(estimate - torch.exp(q @ k)).square() for estimate in (orthogonal, independent)]
-    standard_error = math.hypot(*(float(x.std()) / math.sqrt(draws) for x in squares))
-    assert squares[1].mean() - squares[0].mean() > 4 * standard_error
-
-
-def test_error_falls_as_one_over_the_root_of_the_features() -> None:
-    """Blocks of p features are independent: the mean squared error times m is the same for every large m."""
-    draws, p = 300, 4
-    q, k, v = (copies(x, draws).float() for x in tensors(1, 1, 24, p=p, seed=2, peak=0.1))
-    truth = dense_exact(q, k, v)
-    scaled = []
-    for m in (64, 256, 1024):
-        output = build("performer", head_dim=p, budget=m)(q, k, v, generator=generator(m))
-        square = m * relative_error(output, truth)[:, 0].square()
-        scaled.append((square.mean(), square.std() / math.sqrt(draws)))
-    for (mean, error), (next_mean, next_error) in itertools.pairwise(scaled):
-        assert error < 0.1 * mean
-        assert abs(mean - next_mean) <= 4 * math.hypot(error, next_error)
-
-
-def test_budget_is_the_number_of_features() -> None:
-    q, k, _ = tensors(1, 1, 5)
-    for options, m in (({"budget": 6}, 6), ({}, 256)):
-        module = build("performer", head_dim=4, **options)
-        noise = draw(module, q, k)
-        assert noise[1].shape == (1, 1, m, 4)
-        assert noise[0].shape == (1, 1, math.ceil(m / 4), 4, 4)
-    with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
-        build("performer", head_dim=4, budget=0)
-
-
 @pytest.mark.parametrize("scale", [0.0, -0.5, math.nan])
 def test_scale_has_a_root(scale: float) -> None:
-    with pytest.raises(ValueError, match=r"scale must be (positive|a finite number), ?.*got"):
+    with pytest.raises(ValueError, match="scale must be"):
         build("performer", head_dim=4, scale=scale)
-
-
-def test_scale_of_a_call_has_a_root() -> None:
-    with pytest.raises(ValueError, match=r"scale must be positive, got -1"):
-        build("performer", head_dim=4)(*tensors(1, 1, 5), scale=-1.0)
+    with pytest.raises(ValueError, match="scale must be"):
+        build("performer", head_dim=4)(*tensors(1, 1, 5), scale=scale)
 
 
 def test_a_seed_gives_features_per_head_shared_by_all_examples() -> None:
@@ -241,27 +166,6 @@ def test_features_that_underflow_leave_a_convex_combination(name: str, dtype: to
         assert gradient.isfinite().all()
 
 
-def test_peaked_logits_in_float32_are_those_of_float64() -> None:
-    """Logits of several hundred: a feature has magnitude exp(-300) and is still counted."""
-    q, k, v = (x.detach() for x in tensors(1, 2, 20, peak=200))
-    module = build("performer", head_dim=4, budget=16)
-    noise = draw(module, q, k)
-    assert (q @ k.mT / 2).abs().max() > 500
-    output = module(q.float(), k.float(), v.float(), noise=noise)
-    torch.testing.assert_close(output.double(), module(q, k, v, noise=noise), rtol=1e-3, atol=1e-3)
-
-
-def test_padding_is_in_neither_sum_nor_maximum() -> None:
-    """Keys at the origin have the largest features: left in, padding would take most of the mass."""
-    q, k, v = (x.detach() for x in tensors(1, 1, 6, peak=8))
-    module = build("performer", head_dim=4, budget=8)
-    noise = draw(module, q, k)
-    longer = [torch.nn.functional.pad(x, (0, 0, 0, 40)) for x in (k, v)]
-    masked = module(q, *longer, key_mask=lengths_mask([6], 46), noise=noise)
-    torch.testing.assert_close(masked, module(q, k, v, noise=noise), rtol=1e-12, atol=1e-12)
-    assert relative_error(module(q, *longer, noise=noise), masked).item() > 0.3
-
-
 def test_gradient_of_keys_alone_and_of_values_alone() -> None:
     """The mass of a feature has a gradient of its own only where keys have one."""
     q, k, v = tensors(1, 2, 7)
@@ -272,23 +176,6 @@ def test_gradient_of_keys_alone_and_of_values_alone() -> None:
         alone = [x if i == j else x.detach() for j, x in enumerate((q, k, v))]
         (gradient,) = gradients(module(*alone, noise=noise), (alone[i],))
         torch.testing.assert_close(gradient, together[i], rtol=1e-12, atol=1e-12)
-
-
-def same_draw(module: Attention, q: Tensor, k: Tensor) -> object:
-    """One draw shared by all examples and heads."""
-    noise = draw(module, q[:1, :1], k[:1, :1])
-    return map_noise(noise, lambda u: u.expand(*q.shape[:2], *u.shape[2:]))
-
-
-def test_the_same_noise_keeps_the_features() -> None:
-    """In training every call draws features; the same noise keeps them, for all heads alike if it is one draw."""
-    q, k, v = (x[:, :1].expand(-1, 3, -1, -1) for x in tensors(2, 1, 9))
-    module = build("performer", head_dim=4, budget=5).train()
-    noise = same_draw(module, q, k)
-    output = module(q, k, v, noise=noise)
-    assert torch.equal(output, module(q, k, v, noise=noise))
-    assert torch.equal(output[:, 0], output[:, 2])
-    assert not torch.equal(module(q, k, v), module(q, k, v))
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -316,19 +203,3 @@ def test_features_drawn_at_every_call_have_no_state() -> None:
     assert not module.state_dict()
     with pytest.raises(ValueError, match="build with redraw=False to keep them"):
         module.redraw_features()
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_cost_is_linear_in_memory(name: str) -> None:
-    """The largest tensor that is kept for the backward pass is no n x m matrix, m = 64 p."""
-    n, p, m = 512, 4, 256
-    q, k, v = tensors(1, 1, n, p=p, dtype=torch.float32)
-    kept: list[int] = []
-
-    def pack(x: Tensor) -> Tensor:
-        kept.append(x.numel())
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        build(name, head_dim=p, budget=m)(q, k, v, generator=generator())
-    assert max(kept) <= (n + m) * (p + 2)

@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from skeinformer import build
 from skeinformer.attention.linformer import LinformerModule
-from tests.helpers import copies, draw, exact, generator, gradients, lengths_mask, over_heads, random_mask, tensors
+from tests.helpers import LargestTensor, draw, gradients, lengths_mask, over_heads, random_mask, tensors
 from tests.reference_linformer import linformer
 
 MASKS = {
@@ -56,61 +54,6 @@ def test_is_the_transcription(case: str, share_kv: bool, scale: float | None) ->
     assert all((x[9:] == 0).all() for x in actual[3:])  # positions that the sequence does not reach
 
 
-def identity(n: int) -> LinformerModule:
-    module = make(max_len=n, budget=n)
-    with torch.no_grad():
-        module.key_projection.copy_(torch.eye(n))
-    return module
-
-
-def test_identity_projection_is_exact_attention() -> None:
-    q, k, v = tensors(2, 2, 7, 9, p_v=5, peak=4)
-    output, expected = identity(9)(q, k, v), exact(q, k, v)
-    torch.testing.assert_close(output, expected, rtol=1e-11, atol=1e-12)
-    for ours, theirs in zip(gradients(output, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-
-
-def test_a_combination_of_no_real_key_is_a_zero_and_still_counts() -> None:
-    """The softmax is over all d combinations: with the identity, padding takes part as a zero key of value zero."""
-    q, k, v = tensors(2, 2, 7, 9)
-    mask = random_mask(2, 9, seed=1)
-    output = identity(9)(q, k, v, key_mask=mask)
-    hidden = ~mask[:, None, :, None]
-    torch.testing.assert_close(output, exact(q, k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)))
-    assert not torch.allclose(output, exact(q, k, v, mask))
-
-
-def test_projections_are_parameters() -> None:
-    shared, separate = make(), make(share_kv=False)
-    assert {name: tuple(x.shape) for name, x in shared.named_parameters()} == {"key_projection": (12, 5)}
-    assert set(separate.state_dict()) == {"key_projection", "value_projection"}
-    assert not torch.equal(separate.key_projection, separate.value_projection)  # type: ignore[arg-type]
-    twin = make(share_kv=False)
-    twin.load_state_dict(separate.state_dict())
-    q, k, v = tensors(2, 2, 7, 9)
-    assert torch.equal(twin(q, k, v), separate(q, k, v))
-    with pytest.raises(RuntimeError, match="value_projection"):
-        shared.load_state_dict(separate.state_dict())
-
-
-def test_projections_learn() -> None:
-    """Gradient steps on the projections alone bring the output nearer to exact attention."""
-    q, k, v = (x.detach() for x in tensors(4, 2, 12, peak=4))
-    truth = exact(q, k, v)
-    torch.manual_seed(0)
-    module = make(budget=6)
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.03)
-    losses = []
-    for _ in range(60):
-        loss = (module(q, k, v) - truth).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-
-
 @pytest.mark.parametrize("share_kv", [True, False])
 def test_start_is_a_johnson_lindenstrauss_map(share_kv: bool) -> None:
     """Entries N(0, 1/d): S S^T is I within 4.5 standard errors, sqrt(2/d) on and 1/sqrt(d) off the diagonal."""
@@ -150,27 +93,11 @@ def test_half_precision_sums_do_not_overflow(dtype: torch.dtype, parameters: tor
     assert all(x.isfinite().all() for x in gradients(output, (q, k, v)))
 
 
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that is made, views of `known` tensors aside."""
-
-    def __init__(self, *known: Tensor) -> None:
-        super().__init__()
-        self.size = 0
-        self.known = {x.untyped_storage().data_ptr() for x in known}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in self.known:
-                self.size = max(self.size, x.untyped_storage().nbytes() // x.element_size())
-        return result
-
-
 def test_no_n_by_d_matrix() -> None:
     """Beside the parameters nothing is larger than the queries, forward and backward."""
     q, k, v = tensors(1, 2, 600, p=16, dtype=torch.float32)
     module = build("linformer", head_dim=16, max_len=600, budget=300).requires_grad_(False)
-    with Largest(*module.parameters()) as largest:
+    with LargestTensor() as largest:
         gradients(module(q, k, v), (q, k, v))
     assert largest.size == q.numel()
 
@@ -182,17 +109,3 @@ def test_unreduced_form_is_the_sketch_with_a_gaussian() -> None:
     assert torch.equal(
         module(q, k, v, noise=noise), build("sketched", head_dim=4, budget=5, sketch="gaussian")(q, k, v, noise=noise)
     )
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_unreduced_form_is_unbiased(masked: bool) -> None:
-    """The mean over draws is exact attention within 4 standard errors."""
-    draws = 4000
-    q, k, v = (copies(x, draws) for x in tensors(1, 1, 5, p=2, seed=1))
-    mask = copies(torch.tensor([[True, True, False, True, True]]), draws) if masked else None
-    output = build("linformer_jlt", head_dim=2, budget=4)(
-        q, k, v, key_mask=mask, query_mask=mask, generator=generator(2)
-    )
-    one = None if mask is None else mask[:1]
-    error = output.mean(0) - exact(q[:1], k[:1], v[:1], one, one)[0]
-    assert (error.abs() <= 4 * output.std(0) / math.sqrt(draws) + 1e-12).all()

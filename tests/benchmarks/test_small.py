@@ -12,7 +12,7 @@ import torch
 from pyarrow import parquet
 from rich.console import Console
 
-from benchmarks import coverage, processes
+from benchmarks import coverage
 from benchmarks.approximation import Approximation
 from benchmarks.common import start, switch, write_tables
 from benchmarks.coverage import Coverage
@@ -22,10 +22,8 @@ from benchmarks.never_slower import NeverSlower
 from benchmarks.peers import PEERS, Peers
 from benchmarks.processes import GATHERED, Processes
 from benchmarks.robustness import Robustness, join_heads
-from benchmarks.scaling import MeasuredLayer, computing, efficient, exchanging, fastest
 from benchmarks.steps import TrainingSteps
 from benchmarks.summaries import summarize
-from benchmarks.theory import Theory
 from skeinformer.attention.budget import NUM_DRAWS
 from skeinformer.cli.pretrained import load_model, minilm_folder
 from skeinformer.cli.records import Record, check, read
@@ -266,25 +264,10 @@ def test_processes(tmp_path: Path) -> None:
         assert (r["received_bytes"] > 0) == (r["processes"] > 1)  # type: ignore[operator]
 
 
-@pytest.mark.slow
-def test_a_process_that_fails_is_named() -> None:
-    with pytest.raises(ChildProcessError, match="no way"):
-        processes.run_ranks(2, 1, fail)
-
-
-def fail() -> None:
-    raise ValueError("no way")
-
-
 def test_processes_have_equal_shares(capsys: pytest.CaptureFixture[str]) -> None:
     assert start(Processes, ["--processes", "2", "3", "--lengths", "64"]) == 2
     assert "n = 64 is not a multiple of 6" in capsys.readouterr().err
     assert start(Processes, ["--methods", "informer"]) == 2
-
-
-def test_theory(capsys: pytest.CaptureFixture[str]) -> None:
-    Theory(tokens=64, budget=8, trials=2).run()
-    assert capsys.readouterr().out.count("half estimated, 32 pilots, half uniform") == 4
 
 
 def test_a_page_without_marks_is_named(tmp_path: Path) -> None:
@@ -293,18 +276,3 @@ def test_a_page_without_marks_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "page.md").read_text() == "<!-- one -->\nnew\n<!-- end -->\nafter\n"
     with pytest.raises(ValueError, match="has no <!-- two -->"):
         write_tables(tmp_path / "page.md", {"two": "x"})
-
-
-LAYER = MeasuredLayer(seconds_per_token=1e-6, heads=1, width=64, budget=16, pilots=16, n=1000)
-
-
-def test_computing_is_divided_and_exchanging_does_not_depend_on_n() -> None:
-    assert computing(LAYER, 10**6, 8, 1) == pytest.approx(1 / 8)
-    assert computing(LAYER, 10**6, 8, 1000) == pytest.approx(1e-3 / 8)
-    assert exchanging(LAYER, 1, 25) == 0
-    ranks, time = fastest(LAYER, 10**8, 100, 1)
-    for other in (ranks // 2, ranks * 2):
-        assert time <= computing(LAYER, 10**8, other, 1) + exchanging(LAYER, other, 100)
-    half = efficient(LAYER, 10**8, 100, 1)
-    assert computing(LAYER, 10**8, half, 1) >= exchanging(LAYER, half, 100)
-    assert computing(LAYER, 10**8, 2 * half, 1) < exchanging(LAYER, 2 * half, 100)

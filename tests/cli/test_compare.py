@@ -81,19 +81,3 @@ def test_models_of_other_kinds(kind: str, folder: str, tmp_path: Path, console: 
     options.run(console)
     whole = read(options.records)[-1]
     assert (whole["model"], whole["n"], whole["layers"]) == ("m", 48, 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"methods": ("linformer",)}, "parameters of its own"),
-        ({"methods": ("cluster",), "budget": 64}, "no more keys than the budget"),
-        ({"model": "/nowhere/at/all"}, "cannot load the model"),
-    ],
-)
-def test_what_cannot_be_compared_is_named(
-    options: dict[str, Any], message: str, tmp_path: Path, console: Console
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        Compare(**{**TINY, **options}, records=tmp_path / "r.jsonl").run(console)
-    assert not (tmp_path / "r.jsonl").exists()

@@ -1,5 +1,7 @@
 """`skein demo` end to end at small lengths, and its page in a browser."""
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,6 @@ from rich.console import Console
 from skeinformer.cli.demo import Demo, headline, spread_passages
 from skeinformer.cli.pretrained import load_model, minilm_folder
 from skeinformer.cli.records import Record, read
-from tests.browsing import CHROMIUM, FLAGS
 from tests.cli.conftest import printed
 
 try:
@@ -20,6 +21,11 @@ try:
 except FileNotFoundError:
     pytestmark = pytest.mark.skip(reason="the pretrained weights are not installed; run `make install`")
 
+# where the browser is, and what it needs to run as any user on any machine
+CHROMIUM = os.environ.get("SKEINFORMER_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]
 TINY: dict[str, Any] = {"lengths": (128, 64), "rounds": 1, "budget": 16, "pilots": 4}
 WHOLE: dict[str, Any] = {**TINY, "passages": 2, "passage_length": 160, "compare_length": 160}
 METHODS = ["softmax", "cluster", "cluster", "skeinformer", "vmean"]

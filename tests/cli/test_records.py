@@ -1,6 +1,5 @@
 """Records are written and read as they are, also after a run that was killed; files are written completely."""
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -49,22 +48,6 @@ def test_what_is_no_record_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="records are flat"):
         append(tmp_path / "x.jsonl", {"a": [1]})  # type: ignore[dict-item]
     assert not (tmp_path / "x.jsonl").exists()
-
-
-@pytest.mark.slow
-@given(data=st.data())
-def test_damaged_files_give_records_or_one_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Bits that flip and pieces that are lost: records, or nothing but a ValueError."""
-    source = Path(__file__).parents[2] / "docs" / "results" / "speed.jsonl"
-    content = bytearray(b"\n".join(source.read_bytes().splitlines()[:3]) + b"\n")
-    for _ in range(data.draw(st.integers(1, 5))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    start = data.draw(st.integers(0, len(content)))
-    del content[start : start + data.draw(st.integers(0, 50))]
-    path = tmp_path_factory.mktemp("damage") / "x.jsonl"
-    path.write_bytes(bytes(content))
-    with contextlib.suppress(ValueError):
-        assert all(check(record) is record for record in read(path))
 
 
 def test_a_ledger_knows_by_some_fields() -> None:

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from skeinformer.attention import METHODS
-from skeinformer.cli.specs import MethodSpec, parse, parse_all, resolve
+from skeinformer.cli.specs import MethodSpec, parse
 
 
 @pytest.mark.parametrize(
@@ -45,12 +44,6 @@ def test_wrong_methods_are_named(text: str, message: str) -> None:
         parse(text)
 
 
-def test_each_method_once_and_at_least_one() -> None:
-    assert [spec.method for spec in parse_all(["vmean", "cluster", "vmean"])] == ["vmean", "cluster"]
-    with pytest.raises(ValueError, match="methods is empty"):
-        parse_all([])
-
-
 def test_budgets() -> None:
     assert [spec.budget for spec in parse("cluster").at((8, 16, 8))] == [8, 16]
     assert parse("vmean").at((8, 16)) == [parse("vmean")]
@@ -76,11 +69,3 @@ def test_a_method_of_the_user_takes_part(my_module: str) -> None:
     x = torch.randn(1, 2, 20, 8)
     output = replace(spec, budget=5).build(8, None)(x, x, x)
     torch.testing.assert_close(output, 2 * x[:, :, :5].mean(2, keepdim=True).expand_as(x))
-
-
-def test_a_table_of_a_module_has_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("scipy")
-    monkeypatch.setattr("skeinformer.cli.specs.METHODS", METHODS)
-    assert resolve("benchmarks.rivals", "wildcat") == "wildcat"
-    assert parse("wildcat:num_bins=3").label == "WildCat, num bins 3".replace("num bins 3", "3 bins")
-    METHODS.pop("wildcat")

@@ -217,36 +217,14 @@ def test_the_calls_of_one_pass_are_the_layers(method: str) -> None:
     assert layers[0]["error"] == pytest.approx(float((again - first).norm() / first.norm()), rel=1e-3)
 
 
-def test_layers_of_torch_beside_own_calls() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.own, self.layer = OwnCalls(), nn.MultiheadAttention(16, 2, batch_first=True)
-
-        def forward(self, *inputs: Tensor) -> Tensor:
-            x = self.own(*inputs)
-            output: Tensor = self.layer(x, x, x, need_weights=False)[0]
-            return output
-
-    assert [record["layer"] for record in layers_of(compare(Both(), own_inputs(), **FAST))] == [
-        "call 0",
-        "call 1",
-        "layer",
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"method": "skienformer"}, ValueError, "did you mean"),
-        ({"num_pilot": 3}, TypeError, "num_pilot"),
         ({"tolerance": 0}, ValueError, "tolerance must be above 0"),
         ({"rounds": 0}, ValueError, "rounds must be at least 1"),
-        ({"budget": 0}, ValueError, "budget must be at least 1"),
-        ({"method": "reformer"}, ValueError, "the same vectors as queries and keys"),
         ({"method": "softmax"}, ValueError, "no attention layer of OneLayer would be sketched: attention: the method"),
         ({"budget": 5}, ValueError, "would be sketched: attention: no more keys than the budget"),
-        ({"method": "bigbird", "block_size": 2, "budget": 8}, ValueError, "budget=8 and block_size=2 both set"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -340,12 +340,3 @@ def plainly(group: Any, case: Case) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"skeinformer.attention.{case.method.replace('skeinformer', 'skein')}.steps_for", lambda x: plain)
         return compute(case, group)
-
-
-def exact_over_gathered_keys(group: Any) -> Result:
-    """What benchmarks.processes compares with: this rank's rows and gradients. On all ranks of the pool."""
-    from benchmarks.processes import exact_over_gathered
-
-    q, k, v = (distributed.shard(x.detach(), group=group, dim=2).requires_grad_() for x in tensors(1, 2, 12))
-    output = exact_over_gathered(q, k, v)
-    return as_arrays({"output": output, **dict(zip("qkv", torch.autograd.grad(output.sum(), (q, k, v)), strict=True))})

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.processes import OF_THE_POOL
-
 WORLD = 4
 TIMEOUT = 60  # seconds: nothing here takes as long, and a test that hangs must end
 
@@ -38,10 +36,7 @@ class Pool:
         for rank in range(world):
             ours, theirs = forkserver.Pipe()
             process = forkserver.Process(
-                target=work,
-                args=(theirs, rank, world, str(folder / "store"), timeout),
-                name=f"{OF_THE_POOL}{rank}",
-                daemon=True,
+                target=work, args=(theirs, rank, world, str(folder / "store"), timeout), daemon=True
             )
             process.start()
             theirs.close()

@@ -2,21 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-from benchmarks.scaling import (
-    certificate_exchanges,
-    cluster_exchanges,
-    ring_bytes,
-    traffic_table,
-    ulysses_bytes,
-)
+from benchmarks.scaling import certificate_exchanges, cluster_exchanges, traffic_table
 from tests.distributed.cases import Case
-from tests.distributed.pool import WORLD, Pool
-from tests.distributed.test_equality import assert_near
-from tests.helpers import tensors
+from tests.distributed.pool import Pool
 
 pytestmark = pytest.mark.xdist_group("distributed")
 
@@ -67,22 +57,3 @@ def test_torch_counts_the_same_collectives(pool: Pool) -> None:
 def test_the_table_in_the_documentation_is_of_the_formulas() -> None:
     page = Path(__file__).parents[2] / "docs" / "distributed.md"
     assert traffic_table() in page.read_text()
-
-
-def test_what_others_exchange() -> None:
-    # n = 4, R = 2, p = 1, one byte: forward K and V of 2 tokens, backward these and their gradients
-    assert ring_bytes(4, 2, 1, 1) == 3 * 2 * 2
-    # of 2 tokens one goes to the other rank: Q, K, V, the output, and their gradients
-    assert ulysses_bytes(4, 2, 1, 1) == 8
-
-
-@pytest.mark.slow  # the import of torch's functional collectives takes seconds
-def test_exact_attention_over_gathered_keys_is_exact(pool: Pool) -> None:
-    """What the benchmark compares with."""
-    pytest.importorskip("rich", reason="needs the extra `benchmarks`")
-    q, k, v = (x.detach().requires_grad_() for x in tensors(1, 2, 12))
-    output = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    gradients = torch.autograd.grad(output.sum(), (q, k, v))
-    shares = pool.run("exact_over_gathered_keys", WORLD)
-    for name, whole in zip(("output", *"qkv"), (output, *gradients), strict=True):
-        assert_near(np.concatenate([share[name] for share in shares], 2), whole.detach().numpy(), 1e-9, name)

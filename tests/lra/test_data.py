@@ -205,17 +205,6 @@ def write_cifar(folder: Path, **changes: bytes) -> Path:
     return folder
 
 
-def test_cifar_is_gray_and_may_be_shrunk() -> None:
-    colours = np.array([[[255], [0], [0]], [[0], [255], [0]], [[10], [20], [30]]], np.uint8)
-    assert image.gray(colours).ravel().tolist() == [76, 149, 18]
-    squares = np.arange(1024, dtype=np.uint64).astype(np.uint8)[None]
-    small = image.shrink(squares, 16)
-    assert small.shape == (1, 256)
-    assert small[0, 0] == (0 + 1 + 32 + 33 + 2) // 4
-    with pytest.raises(ValueError, match="side is 5, expected a divisor of 32"):
-        image.check_side(5)
-
-
 def test_gray_arrays_are_read(tmp_path: Path) -> None:
     pixels = np.arange(100 * 1024, dtype=np.uint64).reshape(100, 32, 32).astype(np.uint8)
     pixels[:, 0, 0] = np.arange(100)  # no duplicates
@@ -272,18 +261,6 @@ def test_a_wrong_image_of_pathfinder_is_named(tmp_path: Path, line: str, message
         [list(rows) for rows in pathfinder.read_official(folder, seed=0).values()]
 
 
-def test_labels_of_pathfinder_say_whether_one_snake_has_both_disks() -> None:
-    """The disks lie at the start of one snake, and at the far end of the same one or of the other."""
-    for seed in range(30):
-        drawing = pathfinder.draw_image(np.random.default_rng(seed), seed % 2)
-        starts, ends = ([snake[place][side] for snake in drawing.snakes] for place, side in ((0, 0), (-1, 1)))
-        begin = min((0, 1), key=lambda which: np.abs(starts[which] - drawing.markers[0]).sum())
-        end = min((0, 1), key=lambda which: np.abs(ends[which] - drawing.markers[1]).sum())
-        assert (begin == end) == bool(drawing.label)
-        assert drawing.image.shape == (32, 32)
-        assert drawing.image.max() == 255
-
-
 def test_settings_without_room_are_an_error() -> None:
     for settings in ({"paddles": 400}, {"paddles": 1}, {"continuity": 0.0}):
         with pytest.raises(ValueError, match=r"take fewer paddles|must be"):
@@ -305,34 +282,11 @@ def test_a_published_archive_with_another_content_is_refused(
     assert "holds no data_batch_1.bin; expected cifar-10-binary.tar.gz" in capsys.readouterr().err
 
 
-def no_file(folder: Path) -> list[str]:
-    return ["text", "--source", str(folder / "none.parquet")]
-
-
 def truncated(folder: Path) -> list[str]:
     content = np.random.default_rng(0).bytes(10_000)
     archive = write_archive(folder / "a.tar.gz", {"aclImdb/train/pos/1_1.txt": content})
     archive.write_bytes(archive.read_bytes()[:5_000])
     return ["text", "--source", str(archive)]
-
-
-def no_archive(folder: Path) -> list[str]:
-    (folder / "a.tar.gz").write_text("text")
-    return ["listops", "--source", str(folder / "a.tar.gz")]
-
-
-def no_parquet(folder: Path) -> list[str]:
-    (folder / "a.parquet").write_text("text")
-    return ["text", "--source", str(folder / "a.parquet")]
-
-
-def other_columns(folder: Path) -> list[str]:
-    return ["text", "--source", str(write_parquet(folder / "a.parquet", split=["train"], text=["x"]))]
-
-
-def empty_text(folder: Path) -> list[str]:
-    columns: dict[str, list[Any]] = {"split": ["train", "test"], "label": [0, 1], "text": ["x", ""]}
-    return ["text", "--source", str(write_parquet(folder / "a.parquet", **columns))]
 
 
 def no_paper(folder: Path) -> list[str]:
@@ -345,10 +299,6 @@ def short_batch(folder: Path) -> list[str]:
     return ["image", "--source", str(write_cifar(folder / "cifar", data_batch_2=b"short")), "--valid", "10"]
 
 
-def wrong_class(folder: Path) -> list[str]:
-    return ["image", "--source", str(write_cifar(folder / "cifar", test_batch=b"\x0b" * 3073)), "--valid", "10"]
-
-
 def generator_option(folder: Path) -> list[str]:
     return ["listops", "--source", str(write_listops(folder)), "--train", "5"]
 
@@ -356,15 +306,9 @@ def generator_option(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (no_file, "there is no {folder}/none.parquet"),
         (truncated, "{folder}/a.tar.gz is damaged, or not of the kind"),
-        (no_archive, "{folder}/a.tar.gz is damaged, or not of the kind"),
-        (no_parquet, "{folder}/a.parquet is damaged, or no parquet file"),
-        (other_columns, "{folder}/a.parquet has no column label; its columns are split, text"),
-        (empty_text, "a.parquet, row 2: expected a text, got an empty one"),
         (no_paper, "a.parquet, row 1: there is no paper c in papers.parquet"),
         (short_batch, "{folder}/cifar, data_batch_2.bin: 5 bytes, expected a multiple of 3,073"),
-        (wrong_class, "{folder}/cifar, test_batch.bin, row 0: the label is 11, expected 0 to 9"),
         (generator_option, "--train is for the generator; with --source, files are taken as they are"),
     ],
 )

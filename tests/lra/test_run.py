@@ -1,7 +1,6 @@
 """`python -m lra run`: what has a result is skipped, what fails is recorded, and an interrupt ends all processes."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from lra.__main__ import main, read_options
 from lra.job import job_of
 from lra.options import Run, Train, default_methods
 from lra.records import Record, append, read
-from lra.run import ProcessPool, as_study, has_result, named, run_all, sigterm_as_interrupt, train_arguments, trainings
+from lra.run import ProcessPool, has_result, named, run_all, sigterm_as_interrupt, train_arguments, trainings
 from lra.train import train
 from skeinformer.attention import METHODS
 from tests.lra.tiny import write_tiny
@@ -134,11 +133,6 @@ def test_the_command_runs_processes_and_generates_data(tmp_path: Path) -> None:
     assert {r["seed"] for r in read(tmp_path / "out" / "records.jsonl") if r["kind"] == "lra_run"} == {0, 1}
 
 
-def test_lra_needs_the_product_and_nothing_else_of_this_repository() -> None:
-    for path in (ROOT / "lra").rglob("*.py"):
-        assert not re.search(r"skeinformer\.(lab|cli)|from (studies|benchmarks|tests)\b", path.read_text()), path
-
-
 def test_runs_come_by_seed_and_have_folders_of_their_own(data: Path, tmp_path: Path) -> None:
     options = Run(tasks=("text",), methods=("vmean", "skeinformer:num_pilots=4"), seeds=(0, 1), data=data, **SMALL)
     runs = [named(each, tmp_path) for each in trainings(options)]
@@ -149,14 +143,6 @@ def test_runs_come_by_seed_and_have_folders_of_their_own(data: Path, tmp_path: P
     longer = named(replace(runs[0], dropout=0.123456789, weight_decay=0.1, classifier_dim=9, num_heads=1), tmp_path)
     assert longer.out is not None
     assert len(longer.out.name) <= 200
-
-
-def test_the_study_is_of_skeinformer_on_text() -> None:
-    study = as_study(Run(study=True))
-    assert (study.tasks, study.methods, study.batches) == (("text",), ("skeinformer",), (8, 16, 32))
-    assert study.learning_rates == (7.5e-5, 3e-4, 1.2e-3)
-    with pytest.raises(ValueError, match="leave out --tasks and --methods"):
-        as_study(Run(study=True, tasks=("text",)))
 
 
 def test_a_new_method_of_this_library_is_run_without_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,22 +160,14 @@ def test_a_new_method_of_this_library_is_run_without_code(monkeypatch: pytest.Mo
     ("words", "message"),
     [
         ("train --task txt", "unknown task 'txt'; did you mean 'text'?"),
-        ("train --task text --recipe cup", "unknown recipe 'cup'; did you mean 'cpu'?"),
         ("train --task text --method cluter", "unknown attention 'cluter'; did you mean 'cluster'?"),
         ("train --task text --method cluster:pilots=3", "has no option 'pilots'; did you mean 'num_pilots'?"),
-        ("train --task text --method cluster:num_pilots", "'num_pilots' in 'cluster:num_pilots' is not an option"),
         ("train --task text --method cluster:seed=1", "'seed' in 'cluster:seed=1' is the same for all methods"),
-        ("train --task text --method cluster:budget=1,budget=2", "'budget' is given twice"),
-        ("train --task text --method bag_of_tokens:a=1", "bag_of_tokens has no options"),
         ("train --task text --memory-budget 1GiB --micro-batch 2", "give --micro-batch or --memory-budget, not both"),
         ("train --task text --method informer --sequence-parallel 2", "attention 'informer' takes no group"),
         ("train --task text --method cluster --sequence-parallel 2 --data {data}", "start them by torchrun"),
         ("train --task text --batch 0", "batch must be at least 1, got 0"),
         ("train --task text --data {out}", "there is no store at {out}/text: prepare it with python -m lra data"),
-        ("run --tasks text --data {out}", "there is no store at {out}/text"),
-        ("run --tasks text --jobs 0 --data {data}", "jobs must be at least 1"),
-        ("run --tasks text --known {out}/none.jsonl --data {data}", "there is no {out}/none.jsonl"),
-        ("report --records {out}/none.jsonl", "there is no {out}/none.jsonl"),
         ("report --records {data}/text/meta.json", "meta.json, line 1: not a record"),
     ],
 )

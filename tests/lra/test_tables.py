@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -181,12 +180,6 @@ def test_rows_are_in_the_papers_order_and_the_best_is_bold() -> None:
     assert found["Cluster sketch"]["Text, published, %"] == ""
 
 
-def test_a_new_method_has_a_row_without_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "cluster_new", replace(METHODS["cluster"], label="New cluster sketch"))
-    assert "New cluster sketch." in markdown(arena(("softmax",)))  # among the rows without a run
-    assert "New cluster sketch" in table_1([*arena(), run_record("cluster_new", "text")])
-
-
 def test_all_figures_of_the_paper_are_there() -> None:
     figures = published()
     assert (len(published_methods()), len(figures)) == (16, 16 * 6)
@@ -197,12 +190,6 @@ def test_all_figures_of_the_paper_are_there() -> None:
     )
     counts = figures.drop("average", level="task")
     pd.testing.assert_series_equal(counts.exact_steps.round(), counts.steps.astype(float), check_names=False, atol=1.01)
-
-
-def test_another_retrieval_is_marked_as_a_stand_in() -> None:
-    assert "stand-in" not in markdown(arena())
-    other = [{**run, "data": "papers.parquet"} if run["task"] == "retrieval" else run for run in arena()]
-    assert "Retrieval (stand-in), %" in table_1(other)["Standard"]
 
 
 def test_a_task_that_does_not_tell_methods_apart_is_marked() -> None:

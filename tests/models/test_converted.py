@@ -84,21 +84,6 @@ def test_a_short_encoder_in_evaluation_is_exact_in_our_layers(padded: bool, monk
     torch.testing.assert_close(output[~padding], expected[~padding])
 
 
-def test_a_single_layer_and_a_bare_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    bare = nn.MultiheadAttention(8, 2)
-    counted = Counted(monkeypatch)
-    assert convert(layer).converted == ("self_attn",)
-    assert convert(bare, "skeinformer").converted == ("",)
-    x = torch.randn(2, 5, 8)
-    with torch.no_grad():
-        layer(x)
-        bare(x, x, x)
-    assert counted.calls == {"skeinformer": 1, "adaptive": 1}
-    assert restore(bare) == ("",)
-    assert type(bare) is nn.MultiheadAttention
-
-
 def test_a_converted_encoder_compiles() -> None:
     model = encoder(1)
     x, padding = padded_input()

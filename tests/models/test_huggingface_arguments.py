@@ -17,7 +17,6 @@ from skeinformer.models import huggingface
 from skeinformer.models.hf_rules import HARMLESS, UNDERSTOOD
 from tests.models.hf_models import forward, hidden, inputs, register, sketched
 
-GIVEN = inputs("bert")
 UNSUPPORTED = {"softcap", "s_aux", "cache", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "indices", "block_indices"}
 BY_NAME = {"query", "key", "value", "attention_mask", "scaling", "dropout", "is_causal"}  # parameters of `attend`
 
@@ -48,34 +47,7 @@ def test_every_argument_that_transformers_gives_to_attention_is_known() -> None:
     assert found - BY_NAME - HARMLESS - UNDERSTOOD - UNSUPPORTED == set()
 
 
-def test_indices_of_sparse_attention_are_refused() -> None:
-    """DeepSeek-V3.2 gives its attention the keys that each query sees, in place of a mask."""
-    if not hasattr(transformers, "DeepseekV32Config"):
-        pytest.skip("not in this version of transformers")
-    config = transformers.DeepseekV32Config(
-        vocab_size=99,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        first_k_dense_replace=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=16,
-        index_topk=4,
-        index_n_heads=2,
-        index_head_dim=16,
-    )
-    model: Any = transformers.DeepseekV32Model(config).eval()
-    model.set_attn_implementation("skein")
-    with pytest.raises(ValueError, match=r"'skein' does not support the argument 'indices'"):
-        hidden(model, GIVEN)
-
-
-@pytest.mark.parametrize("argument", ["block_indices", "seq_idx", "cu_seq_lens_k", "something_new", "budget"])
+@pytest.mark.parametrize("argument", ["block_indices", "indices", "seq_idx", "something_new", "budget"])
 def test_an_argument_that_may_change_the_result_is_refused(argument: str) -> None:
     q = torch.randn(1, 2, 20, 8)
     module = torch.nn.Module().eval()  # causal: the exact kernel would ignore it

@@ -45,11 +45,6 @@ def test_switch_a_classifier_of_a_folder(
     assert [line.split()[0] for line in lines] == ["cluster", "skeinformer"]
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_examples_use_what_a_user_can_copy(path: Path) -> None:
-    assert "skeinformer.lab" not in path.read_text()
-
-
 def test_long_document(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = folder / "text.txt"
     text.write_text(" ".join(WORDS * 3))

@@ -226,28 +226,6 @@ def test_queries_are_padded_only_where_they_are_the_keys(module: nn.Module, else
     assert bool((output[1, 13:] == 0).all()) is not elsewhere
 
 
-def test_reasons_of_the_policy() -> None:
-    assert call(layer(is_decoder=False), PADDING, n=1) == "one query"
-    assert call(layer(is_decoder=False), PADDING, n=2) == "sketched"
-    assert call(layer(), PADDING, n=1) == "cross-attention of a decoder"  # reasons of the layer come first
-    register(budget=20)
-    assert call(layer()) == "no more keys than the budget"
-    assert call(layer(is_decoder=False), n_k=21) == "sketched"
-    register(budget=19)
-    assert call(layer()) == "sketched"
-    register(budget=19, min_length=21)
-    assert call(layer()) == "shorter than min_length"
-    register("cluster", min_length="auto")
-    assert call(layer(), PADDING) == "exact attention takes less time"
-    register("softmax")
-    assert call(layer(is_causal=True)) == "the method is exact attention"
-    register("longformer", budget=20)  # exact at twice as many
-    for n, reason in ((11, "sketched"), (10, "no more keys than the budget")):
-        assert call(layer(), n=n, n_k=n) == reason
-    register("bigbird", block_size=4)  # the default budget would be 256, above the 64 keys
-    assert call(layer(), n=64, n_k=64) == "sketched"
-
-
 def test_masks_given_to_a_layer() -> None:
     four = PADDING[:, None, None]  # (b, 1, 1, n_k)
     window = four & (torch.arange(20)[:, None] - torch.arange(20)).abs().le(3)  # (b, 1, n, n_k)

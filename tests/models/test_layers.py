@@ -171,16 +171,6 @@ def test_padded_queries_are_zero_before_the_output_projection() -> None:
     assert not torch.allclose(other[padding], ours.out_proj.bias.expand_as(other[padding]))
 
 
-def test_what_stands_in_the_padding_is_never_seen() -> None:
-    ours = pair(budget=3, batch_first=True)[1].eval()
-    x = inputs(ours, 2, 9, 9)[0].detach()
-    padding = ~lengths_mask([9, 4], 9)
-    spoiled = x.masked_fill(padding[..., None], torch.nan)
-    with torch.no_grad():
-        expected = ours(x, x, x, key_padding_mask=padding)[0]
-        assert torch.equal(ours(spoiled, spoiled, spoiled, key_padding_mask=padding)[0], expected)
-
-
 @torch.no_grad()
 def test_a_small_budget_is_a_sketch_and_evaluation_repeats() -> None:
     theirs, ours = pair(budget=4, batch_first=True)
@@ -214,12 +204,7 @@ def test_options_of_the_method_arrive() -> None:
     ours = MultiheadAttention(8, 2, method="skeinformer", budget=32, num_pilots=5, seed=3)
     assert (ours.attention.method.budget, ours.attention.method.num_pilots, ours.policy.seed) == (32, 5, 3)
     assert "method='skeinformer'" in repr(ours)
-    convolved = MultiheadAttention(8, 2, method="nystromformer", conv_kernel=3)
-    assert convolved.attention.conv.groups == 2
-    with pytest.raises(TypeError, match="num_pilot"):
-        MultiheadAttention(8, 2, num_pilot=5)
-    with pytest.raises(ValueError, match="did you mean 'skeinformer'"):
-        MultiheadAttention(8, 2, method="skienformer")
+    assert MultiheadAttention(8, 2, method="nystromformer", conv_kernel=3).attention.conv.groups == 2
 
 
 @pytest.mark.parametrize(

@@ -49,55 +49,6 @@ def test_a_padded_bert_of_transformers() -> None:
     assert 0 < relative_error(found[mask == 1], exact[mask == 1]) < 0.1
 
 
-@pytest.fixture
-def diffusers() -> Any:
-    return pytest.importorskip("diffusers", reason="pip install --no-deps diffusers, and what constraints.txt names")
-
-
-def unet(diffusers: Any) -> Any:
-    return diffusers.UNet2DConditionModel(
-        sample_size=32,
-        layers_per_block=1,
-        block_out_channels=(32, 64),
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=32,
-        attention_head_dim=8,
-        norm_num_groups=8,
-    ).eval()
-
-
-@torch.no_grad()
-def test_a_unet_with_cross_attention(diffusers: Any) -> None:
-    model = unet(diffusers)
-    text, mask = torch.randn(2, 77, 32), torch.arange(77) < torch.tensor([[77], [20]])
-    given = {"sample": torch.randn(2, 4, 32, 32), "timestep": torch.tensor([10, 20]), "encoder_hidden_states": text}
-    given["encoder_attention_mask"] = mask
-    exact = model(**given).sample
-    with sketched("cluster", **SKETCH) as report:
-        found = model(**given).sample
-    assert report.sketched
-    assert not report.exact
-    assert 0 < relative_error(found, exact) < 0.3
-    with sketched("cluster") as report:
-        assert torch.equal(model(**given).sample, exact)  # short, so that no sketch would win
-    assert report.reasons.keys() == {"exact attention takes less time"}
-
-
-@torch.no_grad()
-def test_a_dit(diffusers: Any) -> None:
-    model = diffusers.DiTTransformer2DModel(
-        num_attention_heads=4, attention_head_dim=16, in_channels=4, num_layers=2, sample_size=32, num_embeds_ada_norm=9
-    ).eval()
-    given = (torch.randn(2, 4, 32, 32), torch.tensor([1, 5]), torch.tensor([1, 2]))
-    exact = model(*given).sample
-    with sketched("cluster", **SKETCH) as report:
-        found = model(*given).sample
-    assert report.sketched
-    assert not report.exact
-    assert 0 < relative_error(found, exact) < 0.1
-
-
 @pytest.mark.parametrize("name", ["custom_model.py", "diffusers_sketched.py"])
 def test_the_examples_run(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if "diffusers" in name:

@@ -1,20 +1,16 @@
 """The matrices of the other families against their definitions, and the page about them."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from skeinformer.sketch import SKETCHES, draw
+from skeinformer.sketch import draw
 from skeinformer.sketch.dense import HadamardSketch, padded_length, srht, walsh_hadamard
 from skeinformer.sketch.sparse import TRUNCATION, distinct_integers, num_slots
 from tests.helpers import generator
-
-PAGE = (Path(__file__).parents[2] / "docs" / "sketches.md").read_text()
 
 
 def hadamard_matrix(order: int) -> Tensor:
@@ -29,12 +25,6 @@ def assert_frequency(hits: Tensor, probability: float) -> None:
     """The share of hits is `probability` within 4 standard errors."""
     standard_error = math.sqrt(probability * (1 - probability) / hits.numel())
     assert abs(float(hits.double().mean()) - probability) < 4 * standard_error
-
-
-def test_normal_entries_have_the_moments_of_a_normal() -> None:
-    entries = draw("gaussian", 500, 100, generator=generator()).dense().double().flatten() * 10
-    for power, moment, spread in [(1, 0, 1), (2, 1, math.sqrt(2)), (3, 0, math.sqrt(15)), (4, 3, math.sqrt(96))]:
-        assert abs(float(entries.pow(power).mean()) - moment) < 4 * spread / math.sqrt(entries.numel())
 
 
 def test_rademacher_entries_are_signs() -> None:
@@ -136,17 +126,3 @@ def test_very_sparse_columns_have_enough_slots(n: int, d: int, density: float) -
     overflow = math.fsum(math.exp(log_probability(count)) for count in range(slots + 1, n + 1))
     assert d * overflow < TRUNCATION
     assert slots <= min(n, 4 * n * density + 40)
-
-
-def test_examples_of_the_page_run() -> None:
-    namespace: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(block, namespace)
-    assert namespace["again"].shape == (1000, 32)
-
-
-def test_the_page_lists_every_family_with_its_options() -> None:
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| `")]
-    assert {row[0].strip("`"): re.findall(r"`(\w+)`", row[4]) for row in rows} == {
-        name: list(family.defaults) for name, family in SKETCHES.items()
-    }

@@ -151,12 +151,6 @@ def test_without_replacement_is_exact_when_it_takes_everything(support: int, ext
     assert torch.equal(sketch.lift(sketch.apply(x)), identity @ x)
 
 
-def test_without_replacement_draws_distinct_rows() -> None:
-    sketch = draw("subsampling_without", 10, 6, batch=(200,), generator=generator(), log_probability=torch.randn(10))
-    assert ((sketch.dense() != 0).sum(-1) <= 1).all()
-    assert ((sketch.dense() != 0).sum(-2) == 1).all()
-
-
 @pytest.mark.parametrize("name", SAMPLING)
 def test_a_nan_changes_only_its_example(name: str) -> None:
     log_p = torch.randn(3, 6, generator=generator())
