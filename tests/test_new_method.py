@@ -94,5 +94,5 @@ def test_one_file_and_one_row_are_enough(tmp_path: Path) -> None:
         "compare": "Toy",
         "convert": ["self_attn"],
         "page": True,
-        **({"huggingface": "toy()"} if find_spec("transformers") else {}),
+        **({"huggingface": "toy(budget=256)"} if find_spec("transformers") else {}),
     }
