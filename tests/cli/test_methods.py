@@ -1,9 +1,7 @@
-"""`skein methods`: every method, in a pipe of 80 columns and as JSON."""
+"""`skein methods`: every method, in a pipe of 80 columns."""
 
 import io
-import json
 
-import pytest
 from rich.console import Console
 
 from skeinformer.attention import METHODS
@@ -17,11 +15,3 @@ def test_the_table_fits_a_pipe() -> None:
     assert max(map(len, lines)) <= 80
     assert set(METHODS) <= {line.split()[0] for line in lines if line.strip()}
     assert "…" not in file.getvalue()
-
-
-def test_json_has_every_method(capsys: pytest.CaptureFixture[str]) -> None:
-    Methods(json=True).run()
-    table = json.loads(capsys.readouterr().out)
-    assert list(table) == list(METHODS)
-    assert table["softmax"]["exact"] == "always"
-    assert table["cluster"]["label"] == METHODS["cluster"].label
