@@ -11,7 +11,7 @@ from skeinformer.attention import DEFAULT, METHODS
 def default_methods() -> tuple[str, ...]:
     """Return the rows of the paper's Table 1 and this library's own methods: methods first, their variants last."""
     rows = {name: row for name, row in METHODS.items() if row.in_table_1}
-    own = [name for name, row in METHODS.items() if row.paper == "this library"]
+    own = [name for name, row in METHODS.items() if row.paper == "this library" and row.has_budget]
     return (
         *(name for name, row in rows.items() if not row.options),
         *own,

@@ -256,11 +256,11 @@ def test_official_pathfinder_is_divided_by_a_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("imgs/0 sample_1.png 1", r"0\.npy line 20 has 3 words"),
-        ("imgs/0 sample_1.png 1 2", r"0\.npy line 20 has label '2', expected 0 or 1"),
+        ("imgs/0 sample_1.png 1", r"0\.npy line 20 is .*, expected folder, file, number and a label"),
+        ("imgs/0 sample_1.png 1 2", r"0\.npy line 20 is .* 1 2', expected folder, file, number and a label of 0 or 1"),
         ("imgs/0 sample_1.png 1 1", r"0\.npy line 20 names imgs/0/sample_1\.png, as does .*0\.npy line 2"),
-        ("imgs/0 none.png 1 1", r"0\.npy line 20 names imgs/0/none\.png, which is not in"),
-        ("imgs/0 text.png 1 1", r"0\.npy line 20 names imgs/0/text\.png, which is not a whole png"),
+        ("imgs/0 none.png 1 1", r"0\.npy line 20 names imgs/0/none\.png, which cannot be read"),
+        ("imgs/0 text.png 1 1", r"0\.npy line 20 names imgs/0/text\.png, which cannot be read"),
         ("imgs/0 large.png 1 1", r"0\.npy line 20 names imgs/0/large\.png, of shape \(33, 33\)"),
     ],
 )
@@ -361,8 +361,8 @@ def generator_option(folder: Path) -> list[str]:
         (no_archive, "{folder}/a.tar.gz is damaged, or not of the kind"),
         (no_parquet, "{folder}/a.parquet is damaged, or no parquet file"),
         (other_columns, "{folder}/a.parquet has no column label; its columns are split, text"),
-        (empty_text, "a.parquet, row 2: expected a text, got an empty one"),
-        (no_paper, "a.parquet, row 1: there is no paper c in papers.parquet"),
+        (empty_text, "a.parquet, row 2: text is '', expected a text"),
+        (no_paper, "a.parquet, row 1: b is 'c', expected a pid of papers.parquet"),
         (short_batch, "{folder}/cifar, data_batch_2.bin: 5 bytes, expected a multiple of 3,073"),
         (wrong_class, "{folder}/cifar, test_batch.bin, row 0: the label is 11, expected 0 to 9"),
         (generator_option, "--train is for the generator; with --source, files are taken as they are"),
