@@ -50,7 +50,7 @@ class Demo:
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     rounds: int = 3
     """Rounds in which each method is timed."""
-    passages: int = 8
+    passages: int = 4
     """Passages that the whole model embeds; 0 leaves this part out."""
     passage_length: int = 4096
     """Tokens of a passage."""
