@@ -53,7 +53,6 @@ from skeinformer.cli.tables import Table, number
 from skeinformer.sketch import SKETCHES
 
 TIME_KEYS = ("model", "layer", "n", "method", "options", "budget", "batch", "threads", "device")
-FLOAT64 = 3  # the cost of attention in float64, in passes of float32
 ROUNDING = 1e-5  # a relative error below is one of float32 arithmetic: nothing to estimate
 
 
@@ -197,24 +196,20 @@ def error_records(
 
     sizes = (range(options.trials), options.lengths, options.weights, options.layers)
     places = [Place(*values) for values in dict.fromkeys(product(*sizes))]
-    passes = {trial: 5 if trial < options.gradient_trials else 1 for trial in range(options.trials)}
-    for place in places:
-        costs = sum(spec.cost(place.n) for spec in missing(place))
-        steps.expect(passes[place.trial] * (FLOAT64 * place.n**2 + costs) if costs else 0)
     states = lru_cache(maxsize=1)(partial(source.states, layers=options.layers))
     for place in places:
         trial, n, weights, layer = place
         if not (specs_left := missing(place)):
             continue
         title = f"trial {trial + 1} of {options.trials}, n = {n:,}, {weights}, layer {layer}"
-        steps(f"{title}: exact attention in float64", passes[trial] * FLOAT64 * n * n)
+        steps(f"{title}: exact attention in float64")
         qkv = source.qkv(states(trial, n)[layer], trial, layer, weights, options.seed)
         upstream, draws = (stream_seed(options.seed, trial, stream) for stream in ("upstream", "draws"))
         reference = make_reference(qkv, upstream, trial < options.gradient_trials)
         shape: Record = {"weights": weights, "layer": layer, "n": n, "heads": qkv[0].shape[1]}
         shape["head_dim"] = qkv[0].shape[3]
         for spec in specs_left:
-            steps(f"{title}: {spec}", passes[trial] * spec.cost(n))
+            steps(f"{title}: {spec}")
             record = {"kind": "approx", **common, **shape, **spec.fields}
             try:
                 inputs = tuple(x.to(options.device) for x in qkv)
@@ -295,9 +290,8 @@ def time_records(
         for i, d in enumerate(sizes or [None]):  # methods without a budget run with the first d
             together = [spec for spec in missing if spec.budget == d or (spec.budget is None and i == 0)]
             groups += [(n, together)] if together else []
-    steps.expect(sum(n * n + sum(spec.cost(n) for spec in together) for n, together in groups))
     for n, together in groups:
-        steps(f"times at n = {n:,}: {len(together)} methods", n * n + sum(spec.cost(n) for spec in together))
+        steps(f"times at n = {n:,}: {len(together)} methods")
         hidden = source.states(0, n, [layer])[layer]
         qkv = source.qkv(hidden, 0, layer, weights, options.seed)
         q, k, v = (x.to(options.device) for x in qkv)

@@ -104,11 +104,6 @@ class Case(NamedTuple):
     n: int
     make: Callable[[], QKV]
 
-    @property
-    def cost(self) -> float:
-        """Roughly how long it takes, in scores computed."""
-        return float(self.n) ** 2 + 2000.0 * self.n
-
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -254,12 +249,11 @@ def missing_records(options: Coverage, present: Iterable[Record], steps: Steps) 
 
     asked_for = [each for each in inputs_of(options) if not options.groups or each.group in options.groups]
     left = [(each, kinds) for each in asked_for if (kinds := wanted(each))]
-    steps.expect(sum(each.cost * len(kinds) for each, kinds in left))
     for each, kinds in left:
         qkv = each.make()
         exact = exact_attention(*qkv)
         for kind, method in kinds:
-            steps(f"{each.group}, {each.name}, n = {each.n:,}: {method}", each.cost)
+            steps(f"{each.group}, {each.name}, n = {each.n:,}: {method}")
             found = (
                 certified(qkv, exact, method, options) if kind == "coverage" else chosen(qkv, exact, method, options)
             )

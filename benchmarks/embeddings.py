@@ -166,15 +166,14 @@ def embedding_records(
     if not left:
         return
     field = list(dict.fromkeys((EXACT, *left)))
-    steps.expect(len(field) * (options.passages + options.rounds))
     rows = {}
     for spec in field:
         found = []
         for i, passage in enumerate(tokens):
-            steps(f"{spec}: passage {i + 1} of {options.passages}", 1)
+            steps(f"{spec}: passage {i + 1} of {options.passages}")
             found.append(embed(pretrained, passage, spec, options.seed))
         rows[spec] = torch.stack(found)
-    steps("times", len(field) * options.rounds)
+    steps("times")
     index = 0
 
     def run(spec: MethodSpec) -> None:
@@ -275,12 +274,11 @@ def search_table(
         "whole, exact": lambda x: embed(pretrained, x, EXACT),
         **{f"whole, {spec}": partial(embed, pretrained, spec=spec, seed=options.seed) for spec in specs},
     }
-    steps.expect(len(ways) * len(halves))
     rows = []
     for name, way in ways.items():
         found = []
         for pair in halves:
-            steps(name, 1)
+            steps(name)
             found.append(torch.stack([way(half) for half in pair]))
         ranks = ranks_of(torch.stack(found))
         rows.append([name, f"{float((ranks == 1).double().mean()):.3f}", f"{float((1 / ranks).double().mean()):.3f}"])

@@ -1,12 +1,13 @@
 """Figures and tables of docs/ from records: error against d and time, and the methods of least error by time."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.common import markdown
 from skeinformer.attention import METHODS
-from skeinformer.cli.figures import Line, Panel, draw, save
+from skeinformer.cli.figures import Panel, draw, panel_of, save
 from skeinformer.cli.records import Record, Value, key_of, write_file
 from skeinformer.cli.tables import count, label, number, real
 
@@ -123,41 +124,26 @@ def figure_1_panels(inputs: Inputs, name: str) -> list[Panel]:
     for key, rows in inputs.items():
         most = MOST.get(name)
         shown = [r for r in rows if most is None or (is_approximation(r) and (real(r, name) or most + 1) <= most)]
-        lines = []
-        for method, points in by_label(shown, name).items():
-            sized = points[0].get("budget") is not None
-            x = [real(r, "budget") or 0.0 for r in points] if sized else []
-            y = [real(r, name) or 0.0 for r in points]
-            lines.append(Line(method, x, y, [real(r, f"{name}_se") for r in points]))
-        ticks = sorted({d for r in rows if (d := real(r, "budget"))})
-        if any(line.x for line in lines):
-            panels.append(Panel(title_of(key, inputs), "sample size d", AXES[name], lines, ticks))
-    return panels
+        titles = (title_of(key, inputs), "sample size d", AXES[name])
+        by_budget, value = partial(real, name="budget"), partial(real, name=name)
+        panels.append(panel_of(approximations(shown), by_budget, value, titles, error=f"{name}_se"))
+    return [panel for panel in panels if panel.x_ticks]
 
 
 def error_time_panels(inputs: Inputs, direction: str) -> list[Panel]:
     """Make a panel for each input: relative spectral error against time, a line over d for each method."""
     panels = []
     for key, rows in inputs.items():
-        ratio = f"{direction}_ratio"
-        lines = [
-            Line(name, [real(r, ratio) or 0.0 for r in points], [real(r, "spectral_relative") or 0.0 for r in points])
-            for name, points in by_label([r for r in rows if real(r, ratio)], "spectral_relative").items()
-        ]
-        axis = f"time {PASSES[direction]} / SDPA's"
-        if lines:
-            title = title_of(key, inputs)
-            panels.append(Panel(title, axis, "relative spectral error", lines, marked=(1.0, "exact (SDPA)")))
-    return panels
+        titles = (title_of(key, inputs), f"time {PASSES[direction]} / SDPA's", "relative spectral error")
+        timed = [r for r in approximations(rows) if real(r, f"{direction}_ratio")]
+        ratio, error = partial(real, name=f"{direction}_ratio"), partial(real, name="spectral_relative")
+        panels.append(panel_of(timed, ratio, error, titles, ticks=False)._replace(marked=(1.0, "exact (SDPA)")))
+    return [panel for panel in panels if panel.lines]
 
 
-def by_label(rows: Iterable[Record], name: str) -> dict[str, list[Record]]:
-    """Group what a logarithmic axis can show by method, each by growing d; without exact attention."""
-    found: dict[str, list[Record]] = {}
-    for row in sorted(rows, key=lambda r: real(r, "budget") or 0):
-        if row.get("method") != "softmax" and (real(row, name) or 0) > 0:
-            found.setdefault(label(row), []).append(row)
-    return found
+def approximations(rows: Iterable[Record]) -> list[Record]:
+    """Return the records of all methods but exact attention, by growing d."""
+    return sorted((r for r in rows if r.get("method") != "softmax"), key=lambda r: real(r, "budget") or 0)
 
 
 def is_approximation(record: Record) -> bool:

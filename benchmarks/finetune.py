@@ -58,7 +58,6 @@ KEYS = (
 WARMUP = 0.1  # the share of the steps in which the learning rate grows
 HEAD_RATE = 20  # the head's learning rate in those of the model: it starts from nothing
 SHORTEST_TOKEN = 3  # characters: a shorter text is not worth tokenizing
-BACKWARD = 3  # a training step, in forward passes
 
 
 @dataclass(frozen=True)
@@ -235,9 +234,6 @@ def finetune_records(
     if not left:
         return
     field = list(dict.fromkeys((EXACT, *(spec for _, spec in left))))
-    training = BACKWARD * options.steps * options.batch
-    steps.expect(options.rounds * BACKWARD * options.batch * len(field))
-    steps.expect(sum(training + (1 + (spec != EXACT)) * options.test_examples for _, spec in left))
     seconds = time_steps(options, pretrained, data, field, steps)
     for seed, spec in left:
         place = f"{spec}, seed {seed}"
@@ -276,14 +272,13 @@ def time_steps(
 ) -> dict[MethodSpec, tuple[Quartiles, Quartiles]]:
     """Of a training step with each method: its seconds, and the share of those with exact attention."""
     batch = data.train.take(torch.arange(options.batch))
-    cost = BACKWARD * options.batch * len(field)
     runs: dict[str, Callable[[], object]] = {}
     for spec in field:
         classifier, step = start_training(options, pretrained, spec, 0)
         classifier.train()
         runs[str(spec)] = partial(step, batch)
 
-    steps(f"times of a step in {options.rounds} rounds", cost * options.rounds)
+    steps(f"times of a step in {options.rounds} rounds")
     seconds = interleaved(runs, options.rounds)
     exact = seconds[str(EXACT)]
     return {spec: (quartiles(seconds[str(spec)]), ratio(seconds[str(spec)], exact)) for spec in field}
@@ -328,7 +323,7 @@ def train(
     source, order = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.long)
     history, spent = [], 0.0
     for number in range(options.steps):
-        steps(f"training, {place}: step {number + 1} of {options.steps}", BACKWARD * options.batch)
+        steps(f"training, {place}: step {number + 1} of {options.steps}")
         if len(order) < options.batch:
             order = torch.randperm(len(reviews.labels), generator=source)
         batch, order = reviews.take(order[: options.batch]), order[options.batch :]
@@ -343,7 +338,7 @@ def test(options: Finetune, classifier: Classifier, reviews: Reviews, steps: Ste
     classifier.eval()
     right, loss = 0, 0.0
     for index in torch.split(torch.arange(len(reviews.labels)), options.batch):
-        steps(f"test, {place}: review {int(index[0]) + 1} of {len(reviews.labels)}", len(index))
+        steps(f"test, {place}: review {int(index[0]) + 1} of {len(reviews.labels)}")
         batch = reviews.take(index)
         with torch.no_grad():
             logits = classifier(batch.tokens, batch.mask)

@@ -36,7 +36,8 @@ from skeinformer.cli.tables import Table
 TASKS = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "pathfinder": "Pathfinder", "image": "Image"}
 RUN_KEYS = ("recipe", "task", "method", "options", "seed", "overrides")  # what distinguishes runs of `lra`
 # `python -m lra`, which knows `mixed` and `policy` by name
-LRA = "from benchmarks.gradients import add_methods; add_methods(); import runpy; runpy.run_module('lra')"
+LRA = "import sys; from benchmarks.gradients import add_methods; from lra.__main__ import main; add_methods(); "
+LRA += "sys.exit(main())"
 EXACT = "softmax"  # the method of exact attention
 RECIPE = "cpu"
 WIDTH = 120  # of the lines of a page

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from skeinformer.attention import METHODS, Method
 from skeinformer.attention.table import Entry
-from skeinformer.cli.methods import exact, masks
+from skeinformer.cli.methods import exact
 
 COMMAND = "python -m benchmarks.methods_page docs/methods.md"
 INTRODUCTION = """\
@@ -46,6 +46,13 @@ def page(methods: Mapping[str, Entry] = METHODS) -> str:
         first = first_of.setdefault(entry.method, name)
         parts += section(name, entry, first, methods[first])
     return "\n\n".join(parts) + "\n"
+
+
+def masks(entry: Entry) -> str:
+    """Say which masks a method takes."""
+    if not entry.cross_attention:
+        return "one mask, padding anywhere"  # the row of a token that is padding as a key is 0
+    return "padding anywhere" + (" (drawn keys may be padded)" if entry.padded_draws else "")
 
 
 def overview(methods: Mapping[str, Entry]) -> str:

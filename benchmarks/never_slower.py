@@ -78,9 +78,8 @@ class NeverSlower:
                 for training in (False, True)
             ]
             left = [cell for cell in cells if cell not in done]
-            steps.expect(len(left))
             for cell in left:
-                steps(f"{cell['subject']}, {cell['method']}, n = {cell['n']}", 1)
+                steps(f"{cell['subject']}, {cell['method']}, n = {cell['n']}")
                 records.append(measure(cell, self.rounds))
                 append(self.records, records[-1])
         table(self, records).print(console)

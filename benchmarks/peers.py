@@ -186,10 +186,9 @@ def peer_records(options: Peers, present: Sequence[Record], steps: Steps) -> Ite
     A package that is not installed, or that cannot take these sizes, is left out.
     """
     done, started = Ledger(IDENTITY, present), now()
-    steps.expect(len(PEERS) * len(options.lengths))
     for n, peer in ((n, peer) for n in options.lengths for peer in PEERS):
         sizes, spec = Sizes(n, options.batch, options.heads, options.head_dim), parse(peer.spec)
-        steps(f"n = {n:,}: {spec.label} and {peer.package}", 1)
+        steps(f"n = {n:,}: {spec.label} and {peer.package}")
         settings: Record = {"kind": "bench_peer", **spec.fields, "peer": peer.package, **sizes.fields}
         settings |= {"budget": options.budget, "threads": torch.get_num_threads(), "mode": "both"}
         if settings in done or (options.methods and spec.method not in options.methods):

@@ -50,8 +50,6 @@ CASE = ("method", "options", "budget")
 SETTING = ("model", "text", "n", "joined", "rows", "seed")  # what a row of the table is about
 ERROR_KEY = (*SETTING, "trial", "weights", "layer", *CASE)
 TIME_KEY = ("model", "n", "joined", "layer", "threads", "processor", *CASE)
-FLOAT64_ROWS = 4  # the cost of exact attention in float64, in passes of float32
-STATES = 2000  # the cost of the hidden states of a token, in scores
 
 
 @dataclass(frozen=True)
@@ -126,10 +124,6 @@ class TextPlace(NamedTuple):
     weights: str
     layer: int
     joined: int
-
-    def cost(self, rows: int) -> float:
-        """Roughly how long the errors take, in scores computed."""
-        return FLOAT64_ROWS * self.n * min(self.n, rows) + sum(case.cost(self.n) for case in CASES)
 
 
 class TextInputs:
@@ -211,14 +205,13 @@ def error_records(options: Robustness, inputs: TextInputs, present: Iterable[Rec
     ]
     left = [place for place in places if any(about(place, case) not in done for case in CASES)]
     pieces = {place[:3] for place in left}
-    steps.expect(sum(place.cost(options.rows) for place in left) + sum(STATES * n for _, n, _ in pieces))
     for place in left:
         name = f"{place.text}, n = {place.n:,}, trial {place.trial + 1} of {options.trials}"
         if place[:3] in pieces:
             pieces.remove(place[:3])
-            steps(f"{name}: hidden states", STATES * place.n)
+            steps(f"{name}: hidden states")
         qkv = inputs(place)
-        steps(f"{name}: {place.weights}, layer {place.layer}", place.cost(options.rows))
+        steps(f"{name}: {place.weights}, layer {place.layer}")
         errors = row_errors(qkv, options.rows, stream_seed(options.seed, place.trial, "draws"))
         shape: Record = {"heads": qkv[0].shape[1], "head_dim": qkv[0].shape[3]}
         for case, error in errors.items():
@@ -243,11 +236,10 @@ def time_records(options: Robustness, inputs: TextInputs, present: Iterable[Reco
         for n, joined in dict.fromkeys(product(options.lengths, options.joined))
         if any(about(n, joined, case) not in done for case in CASES)
     ]
-    steps.expect(sum(n for n, _ in left))
     for n, joined in left:
         place = TextPlace(next(iter(inputs.texts)), n, 0, "pretrained", options.time_layer, joined)
         qkv = inputs(place)
-        steps(f"time at n = {n:,}, heads of {qkv[0].shape[-1]}", n)
+        steps(f"time at n = {n:,}, heads of {qkv[0].shape[-1]}")
         runs = {case: passes_of(case, qkv) for case in CASES}
         seconds = {
             name: timed_rounds({str(case): getattr(run, name) for case, run in runs.items()}, options.time_rounds)

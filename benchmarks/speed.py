@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 
 from benchmarks.common import start
-from skeinformer.cli.figures import Line, Panel, draw, save
+from skeinformer.cli.figures import Panel, draw, panel_of, save
 from skeinformer.cli.records import Record, key_of, read
 from skeinformer.cli.tables import Table, label, real
 
@@ -97,17 +97,18 @@ def speed_panels(records: Sequence[Record]) -> list[Panel]:
     for setting, rows in groups.items():
         largest = max((d for r in rows if (d := real(r, "budget"))), default=None)
         kept = [r for r in rows if real(r, "budget") in (None, largest)]
-        ticks = sorted({real(r, "n") or 1.0 for r in kept})
         for field, name, unit in (("seconds", "time", 1e3), ("peak_bytes", "peak memory", 1 / 2**20)):
-            points: dict[str, list[tuple[float, float]]] = {}
-            for r in kept:
-                if value := real(r, field):
-                    pair = (real(r, "n") or 1.0, value / (real(r, "batch") or 1) * unit)
-                    points.setdefault(label(r), []).append(pair)
-            lines = [Line(key, [x for x, _ in found], [y for _, y in found]) for key, found in points.items()]
-            axis = f"{name} per example, {'ms' if field == 'seconds' else 'MiB'}"
-            if lines:
-                panels.append(Panel(f"{name}, {MODES[str(setting[0])]}", "length n", axis, lines, ticks))
+            titles = (
+                f"{name}, {MODES[str(setting[0])]}",
+                "length n",
+                f"{name} per example, {'ms' if unit > 1 else 'MiB'}",
+            )
+
+            def per_example(r: Record, field: str = field, unit: float = unit) -> float:
+                return (real(r, field) or 0) / (real(r, "batch") or 1) * unit
+
+            panels.append(panel_of(kept, lambda r: real(r, "n"), per_example, titles))
+    panels = [panel for panel in panels if panel.lines]
     return panels
 
 

@@ -79,13 +79,12 @@ def step_records(
     if not missing:
         return
     field = dict.fromkeys((EXACT, *missing))
-    steps.expect(len(field) + 1)
     runs, peaks = dict[str, Action](), dict[str, int]()
     for spec in field:
-        steps(f"n = {n:,}: memory of {spec}", 1)
+        steps(f"n = {n:,}: memory of {spec}")
         runs[str(spec)] = training_step(spec, n, options.batch, options.seed)
         peaks[str(spec)] = peak_memory(runs[str(spec)])
-    steps(f"n = {n:,}: times in {options.rounds} rounds", 1)
+    steps(f"n = {n:,}: times in {options.rounds} rounds")
     times = timed_rounds(runs, options.rounds)
     for spec in missing:
         yield {

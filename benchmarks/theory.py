@@ -132,9 +132,8 @@ class Theory:
         generator = torch.Generator().manual_seed(0)
         pilots, errors = [], []
         with show_steps(Console(stderr=True)) as steps:
-            steps.expect(len(LAYERS))
             for layer in LAYERS:
-                steps(f"layer {layer}", 1)
+                steps(f"layer {layer}")
                 Q, K, V = (x[0].double() for x in pretrained_qkv(n, layer=layer, text=self.text))  # (heads, n, p)
                 pilots.append(lemma_row(layer, Q, K, V, generator))
                 errors += error_rows(layer, attention_matrix(Q, K), V, d, self.trials, generator)

@@ -9,15 +9,12 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
 from lra.data.prepare import Image, ListOps, Pathfinder, Retrieval, Text, prepare_store
 from lra.options import Run, Train
-from skeinformer.distributed import RankError
-
-USER_ERROR, INTERRUPTED = 2, 130
-PROGRAM = "lra"
+from skeinformer.cli.app import guard
+from skeinformer.cli.records import read, write_file
 
 
 @dataclass(frozen=True)
@@ -63,12 +60,11 @@ def train(options: Train) -> None:
         open_store(job.data, verify=True)
     is_main = os.environ.get("RANK", "0") == "0"  # under torchrun only the first process prints
     record = train(job, Console(stderr=True, quiet=not is_main))
-    table = Table(show_header=False, box=None)
-    for name in ("test_accuracy", "majority", "valid_accuracy", "steps", "stopped", "micro_batch", "processes"):
-        value = record[name]
-        table.add_row(name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else f"{value}")
-    table.add_row("seconds per thousand steps", f"{record['seconds_per_thousand_steps']:.0f}")
-    Console(highlight=False, quiet=not is_main).print(table)
+    shown = {
+        name: record[name] for name in ("test_accuracy", "majority", "steps", "stopped", "micro_batch", "processes")
+    }
+    line = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())
+    Console(highlight=False, quiet=not is_main).print(line, soft_wrap=True)
 
 
 def run(options: Run) -> None:
@@ -82,12 +78,10 @@ def run(options: Run) -> None:
 
 def report(options: Report) -> None:
     from lra.figures import write_figures
-    from lra.files import write_atomic
-    from lra.records import read
     from lra.tables import markdown
 
-    records = read(options.records)
-    print(write_atomic(markdown(records), options.out))
+    records = read(*options.records)
+    print(write_file(options.out, markdown(records)))
     for path in [] if options.figures is None else write_figures(records, options.figures):
         print(path)
 
@@ -117,23 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     What a user can correct is one line that begins with `lra:`.
     """
-    try:
+
+    def work() -> None:
         options = read_options(arguments)
         COMMANDS[type(options)](options)
-        return 0
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
-    except FileNotFoundError as error:
-        return _fail(f"there is no {error.filename}" if error.filename else str(error))
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-    except (ValueError, RankError) as error:
-        return _fail(str(error))
 
-
-def _fail(message: str, status: int = USER_ERROR) -> int:
-    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
-    return status
+    return guard(work, "lra")
 
 
 if __name__ == "__main__":

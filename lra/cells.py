@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lra.intervals import Interval, share_interval, t_interval
+from skeinformer.cli.tables import number, size
 
 MINUTES = 1 / 60
 
@@ -43,11 +44,6 @@ class Measure(NamedTuple):
             return Cell(empty)
         mean = self.factor * fmean(values)
         return Cell(self.show(mean), self.detail(runs), mean)
-
-
-def number(value: float) -> str:
-    """Write three significant digits, two below 0.001."""
-    return f"{value:{'.0f' if value == 0 or abs(value) >= 100 else '.1e' if abs(value) < 1e-3 else '#.3g'}}"
 
 
 def _numbers(runs: pd.DataFrame, field: str) -> list[float]:
@@ -113,10 +109,6 @@ def joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def size_text(value: float) -> str:
-    return f"{number(value / 2**20)} MiB" if value >= 2**20 else f"{number(value / 2**10)} KiB"
-
-
 TEST_ACCURACY = Measure(
     "test accuracy", "test_accuracy", "%", 100, percent, _accuracy_detail, "max", "accuracy", percent
 )
@@ -133,7 +125,7 @@ TOTAL = Measure(
 )
 MICRO_BATCH = Measure(
     *("micro-batch", "micro_batch", "examples"),
-    detail=lambda runs: f"peak {size_text(max(peaks))}" if (peaks := _numbers(runs, "peak_bytes")) else "",
+    detail=lambda runs: f"peak {size(max(peaks))}" if (peaks := _numbers(runs, "peak_bytes")) else "",
     published="micro_batch",
 )
 LOSS = Measure("validation loss", "valid_loss", "", 1, number, lambda runs: _spread(runs, "valid_loss"), best="min")

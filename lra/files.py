@@ -1,4 +1,4 @@
-"""Checksums of files, files that are written completely or not at all, and folders that one process holds."""
+"""Checksums of files, and folders that one process holds."""
 
 import hashlib
 import os
@@ -28,15 +28,6 @@ def check_download(path: Path) -> None:
             f"{path} has the sha256 {checksum}, but the published file has {expected}; download it again, or rename "
             "it if you changed it on purpose"
         )
-
-
-def write_atomic(content: str | bytes, path: Path) -> Path:
-    """Write `content` to `path` by a temporary file that then takes its name, and return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(temporary, path)
-    return path
 
 
 @contextmanager

@@ -12,15 +12,26 @@ from lra.data.prepare import GENERATOR
 from lra.data.snakes import PathfinderSettings
 from lra.data.store import META, Meta, Store, open_store
 from lra.memory import parse_bytes
-from lra.methods import BAG_OF_TOKENS, MethodSpec, parse_method
 from lra.model import BagOfTokens, Classifier, ModelConfig, PairClassifier
 from lra.options import Overrides, Train
 from lra.parallel import check_sequence_parallel
 from lra.recipes import TRUNCATABLE_TASKS, Recipe, generator_options, get_recipe, overrides_text
-from lra.records import RESULT_KINDS, Record, read_if_there
+from lra.records import RESULT_KINDS, Record
 from skeinformer.checks import check_count
+from skeinformer.cli.records import read
+from skeinformer.cli.specs import MethodSpec, parse
 
 SETTINGS, RECORDS, MODEL = "run.json", "records.jsonl", "model"
+
+
+class WithoutAttention(MethodSpec):
+    """A model without attention: it has no row in METHODS, no options and no budget."""
+
+    label = "Bag of tokens"
+    takes_budget = False
+
+
+BAG_OF_TOKENS = WithoutAttention("bag_of_tokens")
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,21 @@ class Job:
     compile: bool = False
     sequence_parallel: int = 1
 
+    @property
+    def sized(self) -> MethodSpec:
+        """The method with the recipe's budget, where that changes anything."""
+        return self.method.at((self.recipe.budget,))[0]
+
+
+def parse_method(text: str) -> MethodSpec:
+    """Read a method of METHODS with its options, or the model without attention."""
+    name, _, options = text.strip().partition(":")
+    if name != BAG_OF_TOKENS.method:
+        return parse(text)
+    if options:
+        raise ValueError(f"{name} has no options; got {text!r}")
+    return BAG_OF_TOKENS
+
 
 def job_of(options: Train) -> Job:
     """Return the job that the options describe; a ValueError names an option that is wrong."""
@@ -49,7 +75,7 @@ def job_of(options: Train) -> Job:
             raise ValueError("give --micro-batch or --memory-budget, not both")
     method = parse_method(options.method)
     check_sequence_parallel(method.method, options.sequence_parallel)
-    name = method.spec.replace(":", "-").replace("=", "-").replace(",", "-")
+    name = method.name.translate(str.maketrans(":=,", "---"))
     return Job(
         recipe=recipe_of(options, options.recipe, options.task),
         method=method,
@@ -92,7 +118,7 @@ def result_of(job: Job) -> Record | None:
             raise ValueError(
                 f"{job.out} holds a run with {name}={before.get(name)!r}, not {settings[name]!r}; give another --out"
             )
-    results = [record for record in read_if_there(job.out / RECORDS) if record.get("kind") in RESULT_KINDS]
+    results = [record for record in read(job.out / RECORDS, missing_ok=True) if record.get("kind") in RESULT_KINDS]
     return results[-1] if results else None
 
 
@@ -155,7 +181,7 @@ def settings_of(job: Job, store: Store) -> dict[str, Any]:
     """Return all that decides a run's numbers: a resumed run must agree in it."""
     return {
         **{field.name: getattr(job.recipe, field.name) for field in fields(Recipe)},
-        "method": job.method.spec,
+        "method": job.method.name,
         "seed": job.seed,
         "checksums": store.meta.checksums,
         "memory_budget": job.memory_budget,
@@ -168,10 +194,10 @@ def settings_of(job: Job, store: Store) -> dict[str, Any]:
 
 def make_model(job: Job, meta: Meta) -> nn.Module:
     """Make a new model for the store that `meta` describes."""
-    recipe, method = job.recipe, job.method
-    if method.method == BAG_OF_TOKENS:
+    recipe, method = job.recipe, job.sized
+    if method == BAG_OF_TOKENS:
         return BagOfTokens(meta.vocab_size, meta.num_classes, meta.sequences)
-    budget, options = method.settings(recipe.budget)
+    budget, options = method.settings()
     config = ModelConfig(
         vocab_size=meta.vocab_size,
         num_classes=meta.num_classes,

@@ -1,18 +1,16 @@
 """The largest micro-batch that fits into a memory budget, by measuring; the peak memory of a process."""
 
-import os
 import re
 import resource
 import sys
 from collections.abc import Callable
-from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.autograd.profiler import profile
 
 from lra.data.store import Meta
+from skeinformer.cli.measure import peak_memory
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -54,7 +52,7 @@ def step_peak(model: nn.Module, meta: Meta, examples: int, length: int, device: 
         torch.autograd.backward(logits.float().logsumexp(-1).sum())
 
     try:
-        return _cuda_peak(run, device) if device.type == "cuda" else _cpu_peak(run)
+        return peak_memory(run, device)
     except torch.cuda.OutOfMemoryError:
         return 1 << 62  # more than there is
     finally:
@@ -71,22 +69,3 @@ def process_peak(device: torch.device) -> int:
         return int(peak.split()[1]) * 2**10
     unit = 1 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _cuda_peak(run: Callable[[], None], device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    run()
-    torch.cuda.synchronize(device)
-    return int(torch.cuda.max_memory_allocated(device)) - int(before)
-
-
-def _cpu_peak(run: Callable[[], None]) -> int:
-    """Sum the events of torch's allocator in the order of time; what libraries below torch take is not seen."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else the profiler writes to stderr
-    with profile(profile_memory=True) as profiler:
-        run()
-    events = profiler.kineto_results.events() if profiler.kineto_results else []
-    allocations = [(int(event.start_ns()), int(event.nbytes())) for event in events if event.name() == "[memory]"]
-    return max(accumulate((size for _, size in sorted(allocations, key=lambda pair: pair[0])), initial=0))

@@ -13,8 +13,8 @@ generators, Image every 2 x 2 pixels as one. Compare its numbers with each other
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from lra.records import Value
 from skeinformer.checks import check_count, check_number, lookup
+from skeinformer.cli.records import Value
 
 Data = dict[str, Value]
 CPU_LISTOPS: Data = {"min_len": 64, "max_len": 256, "train": 32_000, "valid": 2_000, "test": 2_000}

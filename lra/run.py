@@ -24,14 +24,13 @@ from lra.data.listops import ListOpsSettings
 from lra.data.prepare import ListOps, Pathfinder, prepare_store
 from lra.data.snakes import PathfinderSettings
 from lra.data.store import META, TASKS, open_store
-from lra.files import write_atomic
-from lra.job import RECORDS, Job, data_checksum, job_of, recipe_of, result_of, run_fields, store_folder
-from lra.methods import BAG_OF_TOKENS
+from lra.job import BAG_OF_TOKENS, RECORDS, Job, data_checksum, job_of, recipe_of, result_of, run_fields, store_folder
 from lra.options import Common, Run, Train, default_methods
-from lra.progress import progress_bar
 from lra.recipes import Recipe, generator_options
-from lra.records import RESULT_KINDS, Record, append, key_of, read, to_line
+from lra.records import RESULT_KINDS, RUN_KEYS, Record
 from skeinformer.checks import check_count
+from skeinformer.cli.progress import progress_bar
+from skeinformer.cli.records import append, key_of, read, to_line, write_file
 
 # the tasks that can be generated: the options of `python -m lra data`, and those of the generator
 GENERATED: dict[str, tuple[Any, Any]] = {
@@ -53,7 +52,7 @@ def run_all(options: Run, console: Console) -> tuple[Path, bool]:
     options = as_study(options) if options.study else options
     runs = [named(train, options.out) for train in trainings(options)]
     prepare_data(options, console)
-    known = read(options.known)
+    known = read(*options.known)
     waiting = [train for train in runs if not has_result(job_of(train), known)]
     failed = 0
     with (
@@ -134,7 +133,7 @@ def as_study(options: Run) -> Run:
 def trainings(options: Run) -> Iterator[Train]:
     """Yield the options of every run: a seed of all methods before the next seed."""
     common = {field.name: getattr(options, field.name) for field in fields(Common)}
-    methods = (*([BAG_OF_TOKENS] if options.baseline else []), *options.methods)
+    methods = (*([BAG_OF_TOKENS.method] if options.baseline else []), *options.methods)
     sizes, rates = options.batches or (options.batch,), options.learning_rates or (options.learning_rate,)
     for seed, task, method, batch, rate in itertools.product(options.seeds, options.tasks, methods, sizes, rates):
         studied = {"batch": batch, "learning_rate": rate}
@@ -222,10 +221,10 @@ def record_failure(train: Train, status: int) -> str:
 
 def gather_records(out: Path, known: Sequence[Record] = ()) -> Path:
     """Write all records of all runs in `out`, and before them those of other runs, into one file."""
-    own = read(sorted([*out.glob(f"*/{RECORDS}"), *out.glob(f"*/{FAILURE}")]))
-    finished = {key_of(record) for record in own if record["kind"] in RESULT_KINDS}
-    others = [record for record in known if key_of(record) not in finished]
-    return write_atomic("".join(map(to_line, (*others, *own))), out / RECORDS)
+    own = read(*sorted([*out.glob(f"*/{RECORDS}"), *out.glob(f"*/{FAILURE}")]))
+    finished = {key_of(record, RUN_KEYS) for record in own if record["kind"] in RESULT_KINDS}
+    others = [record for record in known if key_of(record, RUN_KEYS) not in finished]
+    return write_file(out / RECORDS, "".join(map(to_line, (*others, *own))))
 
 
 @contextmanager

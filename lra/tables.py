@@ -22,7 +22,6 @@ from lra.cells import (
     joined,
     percent,
     seeds_text,
-    size_text,
     table,
 )
 from lra.claims import (
@@ -56,6 +55,7 @@ from lra.results import (
     to_frame,
 )
 from skeinformer.attention import METHODS
+from skeinformer.cli.tables import size
 
 MARK = "†"
 STUDIED = {"batch", "learning_rate"}  # the overrides of the study
@@ -260,7 +260,7 @@ def _settings_table(results: RecipeResults) -> str:
         "batch": ("batch, examples", _count),
         "learning_rate": ("learning rate", lambda value: f"{value:g}"),
         "max_steps": ("most steps", _count),
-        "memory_budget": ("memory for a micro-batch", size_text),
+        "memory_budget": ("memory for a micro-batch", size),
         "parameters": ("parameters", _count),
         "test_examples": ("test examples", _count),
         "seed": ("seeds", _count),

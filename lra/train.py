@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -25,8 +25,9 @@ from lra import checkpoint
 from lra.checkpoint import State
 from lra.data.batches import Batch, Order, evaluation_order, micro_batches
 from lra.data.store import Split, open_store
-from lra.files import exclusive, write_atomic
+from lra.files import exclusive
 from lra.job import (
+    BAG_OF_TOKENS,
     MODEL,
     RECORDS,
     SETTINGS,
@@ -39,17 +40,16 @@ from lra.job import (
     settings_of,
 )
 from lra.memory import largest_micro_batch, process_peak, step_peak
-from lra.methods import BAG_OF_TOKENS
 from lra.model import attention_errors, save_model
 from lra.parallel import form_ranks, set_sequence_group
-from lra.progress import progress_bar
 from lra.recipes import learning_rate
-from lra.records import Record, append, machine, now, to_line
+from lra.records import Record
 from lra.timing import timed
 from skeinformer.attention import METHODS
+from skeinformer.cli.progress import progress_bar
+from skeinformer.cli.records import append, machine, now, to_line, write_file
 
 ESTIMATED = 8  # validation examples on which the attention's error is estimated at each check
-Write = Callable[[Record], None]
 
 
 def train(job: Job, console: Console | None = None, on_step: Callable[[int], None] = lambda step: None) -> Record:
@@ -72,6 +72,8 @@ def train(job: Job, console: Console | None = None, on_step: Callable[[int], Non
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
         mixed_precision="bf16" if job.precision == "bfloat16" else "no",
+        log_with="tensorboard",
+        project_dir=job.out,
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=unused)],
     )
     trainer = Trainer(job, accelerator, console or Console(quiet=True), on_step)
@@ -79,13 +81,11 @@ def train(job: Job, console: Console | None = None, on_step: Callable[[int], Non
         if (result := trainer.finished()) is not None:
             return result
         trainer.start()
-        with ExitStack() as stack:
-            stack.enter_context(trainer.bar)
-            write_scalars = stack.enter_context(trainer.tensorboard())
+        with trainer.bar:
             while not trainer.is_over():
                 trainer.training_steps()
-                trainer.check(write_scalars)
-            return trainer.finish(write_scalars)
+                trainer.check()
+            return trainer.finish()
 
 
 class Trainer:
@@ -138,9 +138,13 @@ class Trainer:
             self.restore(saved)
         if self.is_main:
             settings = settings_of(job, self.store)
-            write_atomic(json.dumps(settings, indent=1) + "\n", job.out / SETTINGS)
+            write_file(job.out / SETTINGS, json.dumps(settings, indent=1) + "\n")
             # what came after the checkpoint comes again
-            write_atomic("".join(map(to_line, self.state.records)), job.out / RECORDS)
+            write_file(job.out / RECORDS, "".join(map(to_line, self.state.records)))
+            purge = {"tensorboard": {"purge_step": self.state.step or None}}
+            self.accelerator.init_trackers("tensorboard", init_kwargs=purge)
+            for record in self.state.records[-1:]:  # a kill may have come before it was written
+                self.write_scalars(record)
         self.bar.update(self.task, completed=self.state.step)
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
@@ -208,7 +212,7 @@ class Trainer:
         for batch in micro_batches(split, indices, self.share, self.state.micro_batch, self.recipe.max_len):
             yield batch.to(self.accelerator.device)
 
-    def check(self, write_scalars: Write) -> None:
+    def check(self) -> None:
         """Look at the validation set, keep the weights if they are the best so far, write record and checkpoint."""
         state = self.state
         start = time.perf_counter()
@@ -244,7 +248,7 @@ class Trainer:
         self.save_checkpoint()
         if self.is_main:
             append(self.job.out / RECORDS, record)
-            write_scalars(record)
+        self.write_scalars(record)
         self.console.print(
             f"step {state.step:,}: loss {loss:.4f}, validation {valid_loss:.4f}, accuracy {valid_accuracy:.4f}; "
             f"{state.seconds:.0f} s, {record['tokens_per_second']:,.0f} tokens/s",
@@ -295,13 +299,15 @@ class Trainer:
         with self.accelerator.autocast():
             return attention_errors(self.model, batch.to(self.accelerator.device).arguments)
 
-    def finish(self, write_scalars: Write) -> Record:
+    def finish(self) -> Record:
         """Test the best weights, save them as a model, write the result."""
         self.model.load_state_dict(self.best)
         loss, accuracy, examples = self.evaluate("test", self.store.split("test"), self.recipe.test_examples)
         record = self.result({"test_accuracy": accuracy, "test_loss": loss, "test_examples": examples})
+        self.write_scalars({"step": self.state.step, "test_accuracy": accuracy, "test_loss": loss})
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
         if self.is_main:
-            write_scalars({"step": self.state.step, "test_accuracy": accuracy, "test_loss": loss})
             save_model(self.model, self.job.out / MODEL, record)
             append(self.job.out / RECORDS, record)
             checkpoint.remove(self.job.out)
@@ -313,11 +319,11 @@ class Trainer:
         state, recipe, job = self.state, self.recipe, self.job
         labels = self.store.split("test").labels
         return {
-            "kind": "lra_baseline" if job.method.method == BAG_OF_TOKENS else "lra_run",
+            "kind": "lra_baseline" if job.method == BAG_OF_TOKENS else "lra_run",
             **run_fields(job),
             "data": self.store.meta.source,
             "n": recipe.max_len,
-            "budget": recipe.budget if job.method.has_budget else None,
+            "budget": job.sized.budget,
             "batch": recipe.batch,
             "micro_batch": state.micro_batch,
             "accumulation": -(-recipe.batch // self.ranks.data_parallel // state.micro_batch),
@@ -373,22 +379,7 @@ class Trainer:
         checkpoint.set_random_state(random)
         return micro
 
-    @contextmanager
-    def tensorboard(self) -> Iterator[Write]:
-        """Give a function that writes the numbers of a check, or of the test, as TensorBoard scalars."""
-        if not self.is_main:
-            yield lambda record: None
-            return
-        from torch.utils.tensorboard import SummaryWriter
-
-        with SummaryWriter(str(self.job.out / "tensorboard"), purge_step=self.state.step or None) as writer:
-
-            def write(record: Record) -> None:
-                for name, value in record.items():
-                    if isinstance(value, float) or name == "peak_bytes":
-                        writer.add_scalar(name, value, record["step"])
-                writer.flush()
-
-            for record in self.state.records[-1:]:  # a kill may have come before it was written
-                write(record)
-            yield write
+    def write_scalars(self, record: Record) -> None:
+        """Write the numbers of a check, or of the test, as TensorBoard scalars."""
+        numbers = {name: x for name, x in record.items() if isinstance(x, float) or name == "peak_bytes"}
+        self.accelerator.log(numbers, step=record["step"])

@@ -3,6 +3,7 @@
 import io
 import lzma
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -103,33 +104,21 @@ def _decode(content: bytes, place: str) -> Images:
 
 
 def _read_arrays(source: Path) -> tuple[Images, Images]:
-    path = source / "labels.npz"
-    arrays = _load(path)
+    """Read gray_{train,test}_x.npy, perhaps with .xz behind it, and labels.npz; no pickle is ever loaded."""
     parts = []
     for split in ("train", "test"):
-        if split not in arrays:
-            raise ValueError(f"{path} has no array called {split}")
-        compressed = source / f"gray_{split}_x.npy.xz"
-        pixels_path = compressed if compressed.exists() else source / f"gray_{split}_x.npy"
-        pixels = _load(pixels_path)
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[1:] != (SIDE, SIDE):
-            raise ValueError(f"{pixels_path} holds {pixels.dtype} {pixels.shape}, expected uint8 (N, {SIDE}, {SIDE})")
-        labels = _checked_labels(arrays[split], len(pixels), f"{path}, {split}")
+        path = source / f"gray_{split}_x.npy"
+        packed = path.with_name(f"{path.name}.xz")
+        try:
+            labels = np.load(source / "labels.npz")[split]
+            pixels = np.load(io.BytesIO(lzma.decompress(packed.read_bytes())) if packed.exists() else path)
+        except (ValueError, KeyError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} or labels.npz cannot be read as arrays of numbers: {error}") from error
+        if pixels.dtype != np.uint8 or pixels.shape[1:] != (SIDE, SIDE):
+            raise ValueError(f"{path} holds {pixels.dtype} {pixels.shape}, expected uint8 (N, {SIDE}, {SIDE})")
+        labels = _checked_labels(labels, len(pixels), f"{source / 'labels.npz'}, {split}")
         parts.append(Images(pixels.reshape(-1, PIXELS), labels))
     return parts[0], parts[1]
-
-
-def _load(path: Path) -> Any:
-    """Load the array of an npy or npy.xz file, or the arrays of an npz file; no pickle is ever loaded."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no {path}")
-    try:
-        if path.suffix == ".xz":
-            with lzma.open(path) as file:
-                return np.load(io.BytesIO(file.read()))
-        return np.load(path)
-    except Exception as error:  # damage has many forms
-        raise ValueError(f"{path} cannot be read as an array of numbers: {error or type(error).__name__}") from error
 
 
 def _checked_labels(labels: NDArray[Any], count: int, place: str) -> NDArray[np.uint8]:

@@ -111,16 +111,11 @@ def _coordinates(board: Board, snake: Snake) -> NDArray[np.float64]:
 
 
 class ImageEntry(NamedTuple):
-    """An image that a line of the metadata names."""
+    """An image of the official set, and the place of the line that names it."""
 
     file: str  # from the folder that holds the metadata's
     label: int
-    source: Path
-    line: int
-
-    @property
-    def where(self) -> str:
-        return f"{self.source} line {self.line}"
+    where: str
 
 
 @dataclass(frozen=True)
@@ -145,8 +140,11 @@ def read_official(folder: Path | str, *, seed: int) -> dict[str, Iterable[Exampl
     All metadata are read and checked at once, images one by one: a wrong one is an error that names its file and line.
     """
     check_count("seed", seed, at_least=0)
-    root = _official_root(Path(folder))
-    images = list(_read_metadata(root))
+    folders = (Path(folder), Path(folder, OFFICIAL.name), Path(folder, OFFICIAL))
+    root = next((path for path in folders if (path / "metadata").is_dir()), None)
+    if root is None:
+        raise FileNotFoundError(f"{folder} holds no {OFFICIAL}/metadata: give the folder {OFFICIAL.parent}")
+    images = _read_metadata(root)
     held_out = len(images) // HELD_OUT
     if not held_out:
         raise ValueError(f"{root} lists {len(images)} images; a split needs at least {HELD_OUT}")
@@ -158,55 +156,30 @@ def read_official(folder: Path | str, *, seed: int) -> dict[str, Iterable[Exampl
     }
 
 
-def _official_root(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"there is no folder {folder}: give the folder {OFFICIAL.parent} of the official release"
-        )
-    for root in (folder, folder / OFFICIAL.name, folder / OFFICIAL):
-        if (root / "metadata").is_dir():
-            return root
-    raise FileNotFoundError(f"{folder} holds no {OFFICIAL}/metadata: give the folder {OFFICIAL.parent} of the release")
-
-
-def _read_metadata(root: Path) -> Iterator[ImageEntry]:
-    """Yield the images of metadata/*.npy, which are text: folder, file, number and label in each line."""
-    paths = [path for path in (root / "metadata").iterdir() if path.suffix == ".npy"]
-    if not paths:
-        raise FileNotFoundError(f"{root / 'metadata'} holds no .npy files: unpack the official release again")
-    listed: dict[str, ImageEntry] = {}
-    for path in sorted(paths, key=lambda path: (len(path.stem), path.stem)):  # 2.npy before 10.npy
-        try:
-            lines = path.read_text().splitlines()
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not text; the official metadata have a line for each image") from None
-        for number, line in enumerate(lines, 1):
-            words = line.split()
-            if len(words) < 4:
-                raise ValueError(
-                    f"{path} line {number} has {len(words)} words, expected folder, file, number, label, ..."
-                )
-            if words[3] not in ("0", "1"):
-                raise ValueError(f"{path} line {number} has label {words[3]!r}, expected 0 or 1")
-            image = ImageEntry(f"{words[0]}/{words[1]}", int(words[3]), path, number)
-            if image.file in listed:
-                raise ValueError(f"{image.where} names {image.file}, as does {listed[image.file].where}")
-            listed[image.file] = image
-            yield image
+def _read_metadata(root: Path) -> list[ImageEntry]:
+    """Read the images of metadata/*.npy, which are text: folder, file, number and label in each line."""
+    images: dict[str, ImageEntry] = {}
+    for path in sorted((root / "metadata").glob("*.npy"), key=lambda path: (len(path.stem), path.stem)):  # 2 before 10
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            where, words = f"{path} line {number}", line.split()
+            if len(words) < 4 or words[3] not in ("0", "1"):
+                raise ValueError(f"{where} is {line[:60]!r}, expected folder, file, number and a label of 0 or 1")
+            image = ImageEntry(f"{words[0]}/{words[1]}", int(words[3]), where)
+            if image.file in images:
+                raise ValueError(f"{where} names {image.file}, as does {images[image.file].where}")
+            images[image.file] = image
+    return list(images.values())
 
 
 def _read_image(root: Path, image: ImageEntry) -> NDArray[np.uint8]:
     """Read the gray levels of a png."""
     from PIL import Image  # comes with matplotlib
 
-    path = root / image.file
-    if not path.is_file():
-        raise FileNotFoundError(f"{image.where} names {image.file}, which is not in {root}")
     try:
-        with Image.open(path, formats=["PNG"]) as png:
+        with Image.open(root / image.file, formats=["PNG"]) as png:
             mode, pixels = png.mode, np.asarray(png, np.uint8)
     except Exception as error:  # damage has many forms
-        raise ValueError(f"{image.where} names {image.file}, which is not a whole png: {error}") from None
+        raise ValueError(f"{image.where} names {image.file}, which cannot be read: {error}") from None
     if mode != "L" or pixels.shape != (OFFICIAL_SIZE, OFFICIAL_SIZE):
         raise ValueError(
             f"{image.where} names {image.file}, of shape {pixels.shape} and mode {mode}; expected {OFFICIAL_SIZE} x "

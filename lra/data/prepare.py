@@ -1,24 +1,21 @@
 """Prepare a task of the Long Range Arena, from official files or by a generator, as one store."""
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from lra.data import image, listops, pathfinder, retrieval, text
 from lra.data.listops import ListOpsSettings
 from lra.data.snakes import PathfinderSettings
-from lra.data.store import SPLITS, Example, Store, check_free, open_store, write_store
-from lra.progress import progress_bar
+from lra.data.store import SPLITS, Example, check_free, open_store, write_store
 from skeinformer.checks import check_count
+from skeinformer.cli.progress import progress_bar
 
 GENERATOR = "generator"  # the source of a store that was not made from files
 SHOW_EVERY = 100  # examples between two updates of a bar
@@ -65,10 +62,7 @@ class ListOps(Generated):
             _refuse_generator_options(self, used={"max_len"})
             splits = listops.read_official(self.source, max_len=self.settings.max_len)
             return Prepared({**facts, "source": _name(self.source)}, splits)
-        stream = listops.generate(_count(self), seed=self.seed, workers=_workers(self.workers), settings=self.settings)
-        shape = {name: value for name, value in asdict(self.settings).items() if name != "max_len"}
-        facts |= {"source": GENERATOR, "seed": self.seed, "options": shape}
-        return Prepared(facts, _parts(stream, self, closing), _totals(self))
+        return _generated(self, facts, listops.generate, closing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +107,8 @@ class Retrieval(Target):
         if self.source is not None and self.papers is None and self.pairs is None:
             if not self.strict:
                 raise ValueError("--no-strict is for --pairs; with --source, all pairs are kept")
-            splits = retrieval.read_official(self.source, max_len=self.max_len)
-            return Prepared({**facts, "source": retrieval.NAME}, splits)
+            official = retrieval.read_official(self.source, max_len=self.max_len)
+            return Prepared({**facts, "source": retrieval.NAME}, official)
         if self.source is None and self.papers is not None and self.pairs is not None:
             splits = retrieval.read_parquet(self.papers, self.pairs, max_len=self.max_len, strict=self.strict)
             facts |= {"source": _name(self.pairs)}
@@ -164,10 +158,7 @@ class Pathfinder(Generated):
             splits = pathfinder.read_official(self.source, seed=self.seed)
             totals = {name: len(examples) for name, examples in splits.items() if isinstance(examples, Sized)}
             return Prepared({**facts, "source": _name(self.source)}, splits, totals)
-        workers = _workers(self.workers)
-        stream = pathfinder.generate(_count(self), seed=self.seed, workers=workers, settings=self.settings)
-        facts |= {"source": GENERATOR, "options": asdict(self.settings)}
-        return Prepared(facts, _parts(stream, self, closing), _totals(self))
+        return _generated(self, facts, pathfinder.generate, closing)
 
 
 class Prepared(NamedTuple):
@@ -195,51 +186,35 @@ def prepare_store(task: Task, console: Console) -> Path:
                 bars.update(tasks[split], completed=done)
 
         write_store(task.out, prepared.splits, overwrite=task.overwrite, on_example=show, **prepared.facts)
-    console.print(store_table(open_store(task.out)))
+    sizes = open_store(task.out).meta.splits
+    console.print(", ".join(f"{name}: {count:,} examples" for name, count in sizes.items()))
     return task.out
-
-
-def store_table(store: Store) -> Table:
-    """Make a table with a row for each split: how many examples, how long, and how many of each label."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("split", "examples", "tokens", "shortest", "median", "longest", "of each label"):
-        table.add_column(title, justify="left" if title == "split" else "right")
-    for name in SPLITS:
-        split = store.split(name)
-        lengths = split.lengths
-        labels = np.bincount(split.labels, minlength=store.meta.num_classes)
-        each = f"{labels.min():,}" if labels.min() == labels.max() else f"{labels.min():,} to {labels.max():,}"
-        sizes = (len(split), lengths.sum(dtype=np.int64), lengths.min(), int(np.median(lengths)), lengths.max())
-        table.add_row(name, *(f"{size:,}" for size in sizes), each)
-    return table
 
 
 def _name(source: Path) -> str:
     return source.resolve().name
 
 
-def _workers(asked: int | None) -> int:
-    if asked is not None:
-        return asked
+def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _totals(task: ListOps | Pathfinder) -> dict[str, int]:
-    return {"train": task.train, "valid": task.valid, "test": task.test}
-
-
-def _count(task: ListOps | Pathfinder) -> int:
-    for name, total in _totals(task).items():
+def _generated(
+    task: ListOps | Pathfinder,
+    facts: Mapping[str, Any],
+    generate: Callable[..., Generator[Example, None, None]],
+    closing: ExitStack,
+) -> Prepared:
+    """Generate a stream and divide it: first the examples for training, then for validation, then for the test."""
+    totals = {name: getattr(task, name) for name in SPLITS}
+    for name, total in totals.items():
         check_count(name, total)
-    return sum(_totals(task).values())
-
-
-def _parts(
-    stream: Generator[Example, None, None], task: ListOps | Pathfinder, closing: ExitStack
-) -> dict[str, Iterator[Example]]:
-    """Divide a stream: the first examples are for training, the next for validation, the last for the test."""
+    workers = task.workers or _cores()
+    stream = generate(sum(totals.values()), seed=task.seed, workers=workers, settings=task.settings)
     closing.callback(stream.close)  # ends its processes
-    return {name: islice(stream, total) for name, total in _totals(task).items()}
+    options = {name: value for name, value in asdict(task.settings).items() if name not in facts}
+    facts = {**facts, "source": GENERATOR, "seed": task.seed, "options": options}
+    return Prepared(facts, {name: islice(stream, total) for name, total in totals.items()}, totals)
 
 
 def _refuse_generator_options(task: ListOps | Pathfinder, used: set[str]) -> None:

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lra.data.store import SPLITS, Example
-from lra.data.tables import as_bytes, parquet_rows, split_called, tsv_rows, yes_or_no
+from lra.data.tables import check_column, first_bytes, parquet_table, tsv_rows
 from skeinformer.checks import check_count
 
 VOCAB_SIZE = 256
@@ -26,7 +25,6 @@ def read_official(source: Path, *, max_len: int) -> dict[str, Iterator[Example]]
 
     A line has label, two ids and two texts, without header and quoting; the first `max_len` bytes of a text are kept.
     """
-
     check_count("max_len", max_len)
 
     def rows(name: str) -> Iterator[Example]:
@@ -41,25 +39,22 @@ def read_official(source: Path, *, max_len: int) -> dict[str, Iterator[Example]]
     return {split: rows(name) for split, name in OFFICIAL.items()}
 
 
-def read_parquet(papers: Path, pairs: Path, *, max_len: int, strict: bool = True) -> dict[str, Iterator[Example]]:
+def read_parquet(papers: Path, pairs: Path, *, max_len: int, strict: bool = True) -> dict[str, list[Example]]:
     """Read the splits of two tables: papers with pid and text, pairs with split, a, b, label and perhaps strict.
 
     With `strict`, only pairs that are marked so are kept, where the table marks them. Papers are held in memory.
     """
     check_count("max_len", max_len)
-    texts: dict[object, NDArray[np.uint8]] = {}
-    for place, (pid, text) in parquet_rows(papers, ("pid", "text")):
-        if pid in texts:
-            raise ValueError(f"{place}: paper {pid} is there twice")
-        texts[pid] = as_bytes(text, place, max_len)
-
-    def rows(wanted: str) -> Iterator[Example]:
-        for place, (split, a, b, label, marked) in parquet_rows(pairs, ("split", "a", "b", "label"), {"strict": True}):
-            found, cites = split_called(split, place), yes_or_no(label, place)
-            for pid in (a, b):
-                if pid not in texts:
-                    raise ValueError(f"{place}: there is no paper {pid} in {papers.name}")
-            if found == wanted and (marked or not strict):
-                yield Example((texts[a], texts[b]), cites)
-
-    return {split: rows(split) for split in SPLITS}
+    table = parquet_table(papers, ("pid", "text"))
+    if len(twice := table.pid[table.pid.duplicated()]):
+        raise ValueError(f"{papers.name}: paper {twice.iloc[0]} is there twice")
+    texts = {pid: first_bytes(text, max_len) for pid, text in zip(table.pid, table.text, strict=True)}
+    rows = parquet_table(pairs, ("split", "a", "b", "label"))
+    for name in ("a", "b"):
+        check_column(pairs, rows[name], lambda pid: pid in texts, f"a pid of {papers.name}")
+    if strict and "strict" in rows:
+        rows = rows[rows.strict.astype(bool)]
+    return {
+        name: [Example((texts[row.a], texts[row.b]), int(row.label)) for row in rows[rows.split == name].itertuples()]
+        for name in SPLITS
+    }

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lra.files import sha256_of
-from lra.records import Value
 from skeinformer.checks import lookup
+from skeinformer.cli.records import Value
 
 FORMAT = 1  # of the folder; another number is another layout
 SPLITS = ("train", "valid", "test")
@@ -236,21 +236,19 @@ def _read_meta(folder: Path) -> Meta:
 
 
 def _check_arrays(folder: Path, name: str, meta: Meta) -> None:
-    count, total = meta.splits[name], (0,)
-    for part, dtype, shape, least, most in (
-        ("labels", np.int64, (count,), 0, meta.num_classes - 1),
-        ("lengths", np.int32, (count, meta.sequences), 1, meta.max_len),
-        ("tokens", np.uint8, None, 0, meta.vocab_size - 1),
+    """Raise where an array has another type or size than its store says, or a value out of range."""
+    count = (meta.splits[name],)
+    labels, lengths, tokens = (_open_array(folder / f"{name}.{part}.npy") for part in ("labels", "lengths", "tokens"))
+    total = (int(lengths.sum(dtype=np.int64)),)
+    for part, values, dtype, shape, least, most in (
+        ("labels", labels, np.int64, count, 0, meta.num_classes - 1),
+        ("lengths", lengths, np.int32, (*count, meta.sequences), 1, meta.max_len),
+        ("tokens", tokens, np.uint8, total, 0, meta.vocab_size - 1),
     ):
-        path = folder / f"{name}.{part}.npy"
-        values = _open_array(path)
-        expected = total if shape is None else shape
-        if values.dtype != dtype or values.shape != expected:
-            raise _broken(path, f"holds {values.dtype} {values.shape}, expected {np.dtype(dtype)} {expected}")
-        if (part != "tokens" or meta.vocab_size < 256) and (values.min() < least or values.max() > most):
-            raise _broken(path, f"holds {values.min()} to {values.max()}, expected {least} to {most}")
-        if part == "lengths":
-            total = (int(values.sum(dtype=np.int64)),)
+        wrong = values.dtype != dtype or values.shape != shape
+        if wrong or ((part, most) != ("tokens", 255) and (values.min() < least or values.max() > most)):
+            expected = f"{np.dtype(dtype)} {shape} of {least} to {most}"
+            raise _broken(folder / f"{name}.{part}.npy", f"is not {expected}")
 
 
 def _open_array(path: Path) -> NDArray[Any]:

@@ -1,16 +1,22 @@
 """Rows of text files and of parquet files, with errors that name file and row."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from lra.data.archives import open_member
 
-ROWS = 1024  # of a parquet file that are read at once
 SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
+# columns whose values are checked: what is valid, and how an error says it
+CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "split": (lambda value: isinstance(value, str) and value in SPLIT_NAMES, "train, valid or test"),
+    "label": (lambda value: value in (0, 1), "0 or 1"),
+    "text": (lambda value: isinstance(value, str) and value != "", "a text"),
+}
 
 
 def tsv_rows(source: Path, name: str, columns: int, header: Sequence[str] = ()) -> Iterator[tuple[str, list[bytes]]]:
@@ -31,54 +37,29 @@ def tsv_rows(source: Path, name: str, columns: int, header: Sequence[str] = ()) 
             yield place, cells
 
 
-def parquet_rows(
-    path: Path, columns: Sequence[str], optional: Mapping[str, object] | None = None
-) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield (place, values) of each row of a parquet file, with the named columns and then the optional ones.
-
-    A file without an optional column has its default in every row.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    optional = optional or {}
+def parquet_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Read a parquet file that has these columns, and check their values; splits get one name each."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path}")
-    number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if missing := [name for name in columns if name not in names]:
-                raise ValueError(f"{path} has no column {missing[0]}; its columns are {', '.join(names)}")
-            present = [*columns, *(name for name in optional if name in names)]
-            for batch in file.iter_batches(columns=present, batch_size=ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    place = f"{path.name}, row {number}"
-                    values = tuple({**optional, **row}[name] for name in (*columns, *optional))
-                    if None in values:
-                        raise ValueError(f"{place}: there is no {(*columns, *optional)[values.index(None)]}")
-                    yield place, values
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged, or no parquet file: {' '.join(str(error).split())}") from error
+        table = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged, or no parquet file: {error}") from error
+    for name in columns:
+        if name not in table:
+            raise ValueError(f"{path} has no column {name}; its columns are {', '.join(table)}")
+        if name in CHECKS:
+            check_column(path, table[name], *CHECKS[name])
+    return table.replace({"split": SPLIT_NAMES})
 
 
-def split_called(name: object, place: str) -> str:
-    """Return the split that a table calls `name`; validation has several names."""
-    if not isinstance(name, str) or name not in SPLIT_NAMES:
-        raise ValueError(f"{place}: the split is {name!r}, expected train, valid or test")
-    return SPLIT_NAMES[name]
+def check_column(path: Path, column: "pd.Series[Any]", is_valid: Callable[[Any], bool], expected: str) -> None:
+    """Raise a ValueError that names the first row whose value is not valid."""
+    for number, value in enumerate(column, start=1):
+        if not is_valid(value):
+            raise ValueError(f"{path.name}, row {number}: {column.name} is {value!r}, expected {expected}")
 
 
-def yes_or_no(label: object, place: str) -> int:
-    """Return a label that is 0 or 1."""
-    if label not in (0, 1):
-        raise ValueError(f"{place}: the label is {label!r}, expected 0 or 1")
-    return int(bool(label))
-
-
-def as_bytes(text: object, place: str, max_len: int) -> NDArray[np.uint8]:
-    """Return the first `max_len` bytes of a text that is not empty."""
-    if not isinstance(text, str) or not text:
-        raise ValueError(f"{place}: expected a text, got {'an empty one' if text == '' else type(text).__name__}")
+def first_bytes(text: str, max_len: int) -> NDArray[np.uint8]:
+    """Return the first `max_len` bytes of a text."""
     return np.frombuffer(text[:max_len].encode()[:max_len], np.uint8)

@@ -1,7 +1,6 @@
 """Text: IMDb reviews (Maas et al. 2011), positive or negative, as bytes."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 from lra.data.archives import members
 from lra.data.holdout import hold_out
 from lra.data.store import SPLITS, Example
-from lra.data.tables import as_bytes, parquet_rows, split_called, yes_or_no
+from lra.data.tables import first_bytes, parquet_table
 from skeinformer.checks import check_count
 
 VOCAB_SIZE = 256
@@ -35,7 +34,7 @@ def read_text(source: Path, *, max_len: int, valid: int, seed: int) -> dict[str,
     No text is in both.
     """
     check_count("max_len", max_len)
-    reviews = list(_parquet_reviews(source, max_len) if source.suffix == ".parquet" else _reviews(source, max_len))
+    reviews = (_parquet_reviews if source.suffix == ".parquet" else _reviews)(source, max_len)
     splits = {name: [review for review in reviews if review.split == name] for name in SPLITS}
     for name in ("train", "test"):
         if not splits[name]:
@@ -67,6 +66,6 @@ def _reviews(source: Path, max_len: int) -> list[Review]:
     return [review for _, review in named]
 
 
-def _parquet_reviews(source: Path, max_len: int) -> Iterator[Review]:
-    for place, (split, label, text) in parquet_rows(source, ("split", "label", "text")):
-        yield Review(split_called(split, place), yes_or_no(label, place), as_bytes(text, place, max_len).tobytes())
+def _parquet_reviews(source: Path, max_len: int) -> list[Review]:
+    table = parquet_table(source, ("split", "label", "text"))
+    return [Review(row.split, int(row.label), first_bytes(row.text, max_len).tobytes()) for row in table.itertuples()]

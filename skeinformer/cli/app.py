@@ -12,6 +12,7 @@ T = TypeVar("T")
 EXTRAS = {
     **dict.fromkeys(("tyro", "rich", "transformers", "tokenizers", "safetensors", "matplotlib", "jinja2"), "cli"),
     **dict.fromkeys(("pyarrow", "scipy"), "benchmarks"),
+    **dict.fromkeys(("accelerate", "huggingface_hub", "pandas", "tensorboard"), "train"),
 }
 USER_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
 

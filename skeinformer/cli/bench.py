@@ -22,7 +22,7 @@ from skeinformer.cli.page import write_bench
 from skeinformer.cli.progress import Steps, show_steps
 from skeinformer.cli.records import Ledger, Record, append, key_of, machine, now, read
 from skeinformer.cli.specs import MethodSpec, parse_all
-from skeinformer.cli.tables import Table, count, label, number, real, seconds, size, spread, table_of
+from skeinformer.cli.tables import Table, count, label, named, number, real, seconds, size, spread, spread_se, table_of
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 TEXT_LENGTHS, TEXT_BUDGETS = (1024, 4096), (16, 64, 256)  # with pretrained inputs
@@ -82,8 +82,6 @@ class Bench:
     """Threads of torch. Default: torch's own choice."""
     seed: int = 0
     """Seed of the inputs and of the draws whose error is measured."""
-    again: bool = False
-    """Measure again what the records file has; of two records of the same the later one counts."""
     records: Path = Path("bench/records.jsonl")
     """File that records are appended to, one JSON line each."""
     html: Path | None = None
@@ -93,11 +91,11 @@ class Bench:
 
     def check(self) -> None:
         """Raise a ValueError that names the first wrong option."""
-        for name, values in {"length": self.lengths, "budget": self.budgets}.items():
+        counts = {"length": self.lengths, "budget": self.budgets}
+        counts |= {x: (getattr(self, x),) for x in ("batch", "long_batch", "long_from", "heads", "head_dim", "trials")}
+        for name, values in counts.items():
             for value in values:
                 check_count(name, value)
-        for name in ("batch", "long_batch", "long_from", "heads", "head_dim", "trials"):
-            check_count(name, getattr(self, name))
         check_count("rounds", self.rounds, 0)
         check_number("max_seconds", self.max_seconds)
         for name in ("modes", "layers"):
@@ -122,7 +120,7 @@ class Bench:
         records = read(self.records, missing_ok=True)
         rows: dict[object, Record] = {key_of(r, IDENTITY): r for r in records}
         with threads(self.threads), show_steps(console) as steps:
-            for record in measured(self, specs, [] if self.again else records, steps):
+            for record in measured(self, specs, records, steps):
                 append(self.records, record)
                 rows[key_of(record, IDENTITY)] = record
                 steps.print(
@@ -182,14 +180,11 @@ def measured(options: Bench, specs: Sequence[MethodSpec], records: Sequence[Reco
     history = [record for record in records if record.get("kind") == "bench"]
     speed = cache(partial(matmul_speed, options.dtype, options.device))
     common: Record = {"kind": "bench", "rounds": options.rounds, "seed": options.seed, "started": now(), **machine()}
-    wanted = list(places(options))
-    steps.expect(sum(float(place["n"] or 0) for place in wanted) * len(modes))
-    for place in wanted:
+    for place in places(options):
         missing = {
             mode: [s for s in specs if {**common, **s.fields, **place, "mode": mode} not in done] for mode in modes
         }
         if not any(missing.values()):
-            steps("", float(place["n"] or 0) * len(modes))
             continue
         pieces = inputs_of(options, place, max(int(place.get("trials") or 1), 1))
         errors = {}
@@ -198,7 +193,7 @@ def measured(options: Bench, specs: Sequence[MethodSpec], records: Sequence[Reco
             errors = error_fields(first, pieces, options.seed, steps, f"n = {count(place['n'])}")
         for mode in modes:
             title = f"n = {count(place['n'])}, {mode}" + (f", layer {place['layer']}" if place.get("inputs") else "")
-            steps(title, float(place["n"] or 0))
+            steps(title)
             chosen = {}
             for spec in missing[mode]:
                 row = {**spec.fields, **place, "mode": mode, **errors.get(spec, {})}
@@ -222,10 +217,10 @@ def inputs_of(options: Bench, place: Record, trials: int) -> list[QKV]:
     n = int(place["n"] or 0)
     if not place.get("inputs"):
         return [random_inputs(sizes_of(options, n), options.seed, requires_grad=False)]
-    pretrained, layer = models.load_model(options.model), int(place["layer"] or 0)
-    tokens = models.first_tokens(models.load_text(options.text), n * trials, pretrained.tokenizer).view(trials, n)
-    states = [models.hidden_states(pretrained, piece, [layer])[layer] for piece in tokens]
-    pieces = (models.project_qkv(pretrained, hidden, layer) for hidden in states)
+    pieces = (
+        models.pretrained_qkv(n, offset=i * n, layer=int(place["layer"] or 0), text=options.text, model=options.model)
+        for i in range(trials)
+    )
     return [(q.to(options.device), k.to(options.device), v.to(options.device)) for q, k, v in pieces]
 
 
@@ -257,21 +252,11 @@ def result_tables(records: Sequence[Record]) -> list[Table]:
         "time": lambda r: seconds(r.get("seconds")),
         "worst": lambda r: seconds(r.get("seconds_worst")),
         "SDPA / time": lambda r: spread(r, "ratio"),
+        "own estimate": lambda r: number(r.get("estimate")),
+        "own bound": lambda r: number(r.get("bound")),
         "memory": lambda r: size(r.get("peak_bytes")),
         "multiply-adds": lambda r: number((real(r, "flops") or 0) / 2e6, " M"),
     }
     names = {"forward": "forward", "both": "forward and backward"}
     titles = {key: names[str(key[0])] + (f", pretrained, layer {key[2]}" if key[1] else "") for key in groups}
     return [table_of(titles[key], columns, rows) for key, rows in groups.items()]
-
-
-def named(record: Record) -> str:
-    """Return a method's label with its size; V-mean ignores queries and keys and is the baseline."""
-    text = label(record) + (f", d = {record['budget']}" if record.get("budget") else "")
-    return f"{text} (baseline)" if record.get("method") == "vmean" else text
-
-
-def spread_se(record: Record, name: str) -> str:
-    """Format a mean with its standard error."""
-    error = number(record.get(f"{name}_se"))
-    return number(record.get(name)) + (f" ± {error}" if error else "")

@@ -1,9 +1,8 @@
 """`skein compare`: a pretrained model on a text, with exact and with sketched attention."""
 
 import inspect
-import shlex
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,11 @@ from skeinformer.cli.bench import check_text, model_name, text_name
 from skeinformer.cli.measure import threads
 from skeinformer.cli.page import Section, write_page
 from skeinformer.cli.progress import show_steps
-from skeinformer.cli.records import Record, append, key_of, machine, read
+from skeinformer.cli.records import Record, append_all, machine
 from skeinformer.cli.specs import MethodSpec, parse_all
 from skeinformer.cli.tables import Table, count, number, seconds, spread, table_of
 from skeinformer.comparison.result import Comparison, layer_name, of_comparison, sentences
-from skeinformer.comparison.run import compare, method_fields
-from skeinformer.models import Policy
-
-SAME = ("model", "text", "n", "method", "options", "budget", "tolerance", "seed", "rounds", "threads")
+from skeinformer.comparison.run import compare
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class Compare:
     """Run a model on a text with exact and with sketched attention: errors of layers and heads, output, time.
 
     Learned positions beyond the model's longest sequence begin again: token i has the position i mod 512 in MiniLM.
-    Attention is over all tokens. What the records file has is not measured again.
+    Attention is over all tokens.
     """
 
     model: str | None = None
@@ -71,33 +67,22 @@ class Compare:
         check_text(self.text)
 
     def run(self, console: Console | None = None) -> Path:
-        """Compare what the records file does not have, print a table for each method, and return the file's path."""
+        """Compare each method, print its table, and return the path of the records."""
         console = console or Console(highlight=False)
         self.check()
         specs = parse_all(self.methods)
         if self.budget is not None:
             specs = [replace(spec, budget=self.budget) if spec.takes_budget else spec for spec in specs]
-        records = read(self.records, missing_ok=True)
-        shown: list[Record] = []
+        records: list[Record] = []
         with threads(self.threads):
-            model = inputs = None
+            model, inputs = load(self)
             for spec in specs:
-                comparison = find_comparison(records, self, spec)
-                if comparison is None:
-                    if model is None:
-                        model, inputs = load(self)
-                    comparison = compared(self, spec, model, inputs, console)
-                    for record in comparison.layers:
-                        append(self.records, record)
-                    append(self.records, {**comparison.whole, **machine()})
+                comparison = compared(self, spec, model, inputs, console)
+                append_all(self.records, records, [*comparison.layers, {**comparison.whole, **machine()}])
                 comparison.print(console.file, heads=self.heads)
-                shown += [*comparison.layers, {**comparison.whole, **machine()}]
         if self.html is not None:
             title = "A model with exact and with sketched attention"
-            print(f"The page: {write_page(self.html, title, [section(shown)], shown)}", file=console.file)
-        else:
-            page = replace(self, html=self.records.parent / "report.html")
-            print(f"For a page of this: {command_line('compare', page)}", file=console.file)
+            print(f"The page: {write_page(self.html, title, [section(records)], records)}", file=console.file)
         return self.records
 
 
@@ -120,13 +105,10 @@ def long_inputs(pretrained: models.Pretrained, tokens: Tensor) -> dict[str, Tens
     return inputs
 
 
-def compared(
-    options: Compare, spec: MethodSpec, model: Any, inputs: dict[str, Tensor] | None, console: Console
-) -> Comparison:
+def compared(options: Compare, spec: MethodSpec, model: Any, inputs: dict[str, Tensor], console: Console) -> Comparison:
     """Compare one method, and show which layer is measured."""
     budget, others = spec.settings()
     with show_steps(console) as steps:
-        steps.expect(int(getattr(model.config, "num_hidden_layers", 1)) + 1)
         return compare(
             model,
             inputs,
@@ -138,26 +120,9 @@ def compared(
             name=model_name(options.model),
             text=text_name(options.text),
             show=False,
-            on_layer=lambda layer: steps(f"{spec.label}, {layer}", 1),
+            on_layer=lambda layer: steps(f"{spec.label}, {layer}"),
             **others,
         )
-
-
-def find_comparison(records: Sequence[Record], options: Compare, spec: MethodSpec) -> Comparison | None:
-    """Find the comparison with these settings among the records, if it is complete."""
-    budget, others = spec.settings()
-    wanted: Record = {
-        "model": model_name(options.model),
-        "text": text_name(options.text),
-        "n": options.length,
-        **method_fields(Policy.create(spec.method, budget=budget, **others)),
-        **{name: getattr(options, name) for name in ("tolerance", "seed", "rounds")},
-        "threads": torch.get_num_threads(),
-    }
-    for whole in records:
-        if whole.get("kind") == "compare_model" and key_of(whole, SAME) == key_of(wanted, SAME):
-            return Comparison(tuple(record for record in records if of_comparison(record, whole)), whole, {})
-    return None
 
 
 def section(records: Sequence[Record]) -> Section:
@@ -191,15 +156,3 @@ def section(records: Sequence[Record]) -> Section:
         notes.append(" ".join(sentences(whole, records)))
     notes.append("Safe: in no head is the true error above the tolerance. Cosine: of the rows that both models return.")
     return Section("A model, layer by layer", tables, notes=notes)
-
-
-def command_line(verb: str, options: Any) -> str:
-    """Return the command with these options, those that differ from their defaults."""
-    words = ["skein", verb]
-    for field in fields(options):
-        value = getattr(options, field.name)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        if value != default:
-            values = [] if value is True else value if isinstance(value, tuple) else [value]
-            words += [f"--{field.name.replace('_', '-')}", *map(str, values)]
-    return shlex.join(words)

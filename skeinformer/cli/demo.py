@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skeinformer import restore
-from skeinformer.checks import check_count, check_number
+from skeinformer.checks import check_count
 from skeinformer.cli import pretrained as models
-from skeinformer.cli.bench import check_text, model_name, named, text_name
-from skeinformer.cli.bench_runs import call_of, errors_of
+from skeinformer.cli.bench import Bench, check_text, measured, model_name, result_tables, text_name
 from skeinformer.cli.compare import section
-from skeinformer.cli.figures import Line, Panel, draw, save, svg
-from skeinformer.cli.measure import exact_attention, finite, interleaved, peak_memory, time_fields
-from skeinformer.cli.page import ERROR_NOTES, Section, write_page
+from skeinformer.cli.figures import Panel, draw, panel_of, save, svg
+from skeinformer.cli.measure import time_fields
+from skeinformer.cli.page import BENCH_NOTES, Section, write_page
 from skeinformer.cli.progress import Steps, show_steps
-from skeinformer.cli.records import Record, append, machine, now
+from skeinformer.cli.records import Record, append_all, machine, now
 from skeinformer.cli.specs import MethodSpec
-from skeinformer.cli.tables import Table, count, number, percent, real, seconds, size, spread, table_of
+from skeinformer.cli.tables import Table, count, named, number, percent, real, seconds, spread, table_of
 from skeinformer.comparison import compare
 from skeinformer.comparison.result import safe_layers
 
 TITLE = "Exact and sketched attention in a pretrained model"
+LAYER = 3  # whose queries, keys and values are taken
 EXACT = MethodSpec("softmax")
 FAST, ACCURATE = MethodSpec("cluster", (), 16), MethodSpec("cluster", (("quality", "accurate"),), 128)
-LABELS = {EXACT: "Exact attention", FAST: "Cluster sketch, fast", ACCURATE: "Cluster sketch, accurate"}
+SKETCHES = (FAST, ACCURATE, MethodSpec("skeinformer", (("num_pilots", 32),), 256), MethodSpec("vmean"))
 NEXT = ("skein compare --model MODEL --text mine.txt --length 4096 --methods cluster --budget 16",)
 
 
@@ -44,26 +44,18 @@ class Demo:
 
     lengths: tuple[int, ...] = (1024, 4096, 8192)
     """Sequence lengths of attention alone, in tokens."""
-    layer: int = 3
-    """The layer of the model whose queries, keys and values are taken."""
     text: Path | None = None
     """A .txt file, or a .parquet file with a column `text`. Default: the Python language reference."""
     model: str | None = None
     """A BERT-style model, by name or folder. Default: the packaged MiniLM."""
     rounds: int = 3
     """Rounds in which each method is timed."""
-    budget: int = 256
-    """The sketch size d of Skeinformer: the columns that it selects. The cluster sketch has 16 and 128 clusters."""
-    pilots: int = 32
-    """The number of Skeinformer's pilot rows."""
-    passages: int = 8
+    passages: int = 4
     """Passages that the whole model embeds; 0 leaves this part out."""
     passage_length: int = 4096
     """Tokens of a passage."""
     compare_length: int = 2048
     """Tokens on which the layers are compared; 0 leaves this part out."""
-    tolerance: float = 0.3
-    """Greatest relative error of each head of a safe layer."""
     seed: int = 0
     """The seed of all draws."""
     out: Path = Path("demo")
@@ -75,27 +67,19 @@ class Demo:
             raise ValueError("lengths is empty; give at least one sequence length")
         for n in self.lengths:
             check_count("length", n)
-        for name in ("rounds", "budget", "pilots"):
-            check_count(name, getattr(self, name))
-        for name in ("layer", "passages", "compare_length", "seed"):
+        check_count("rounds", self.rounds)
+        for name in ("passages", "compare_length", "seed"):
             check_count(name, getattr(self, name), 0)
         if self.passages == 1:
             raise ValueError("passages must be 0 or at least 2, got 1")
         check_count("passage_length", self.passage_length, 3)
-        if not check_number("tolerance", self.tolerance, "above 0") > 0:
-            raise ValueError(f"tolerance must be above 0, a relative error such as 0.3, got {self.tolerance}")
         check_text(self.text)
 
     @property
     def common(self) -> Record:
         """The fields of all records."""
-        facts: Record = {
-            "model": model_name(self.model),
-            "text": text_name(self.text),
-            "seed": self.seed,
-            "started": now(),
-        }
-        return {**facts, **machine()}
+        names: Record = {"model": model_name(self.model), "text": text_name(self.text)}
+        return {**names, "seed": self.seed, "started": now(), **machine()}
 
     def run(self, console: Console | None = None) -> Path:
         """Measure, print tables, and return the path of the page. An earlier run in the same folder is replaced."""
@@ -108,10 +92,8 @@ class Demo:
         for title, measure in parts(self).items():
             console.print(title, markup=False)
             with show_steps(console) as steps:
-                part = []
-                for record in measure(self, steps):
-                    append(file, record)
-                    part.append(record)
+                part: list[Record] = []
+                append_all(file, part, measure(self, steps))
             for table in tables(part):
                 table.print(console)
             records += part
@@ -137,33 +119,10 @@ def parts(options: Demo) -> dict[str, Callable[[Demo, Steps], Iterable[Record]]]
 
 
 def attention_records(options: Demo, steps: Steps) -> Iterator[Record]:
-    """Yield a record of kind "demo" for every method at every length: memory, error and time."""
-    skein = MethodSpec("skeinformer", (("num_pilots", options.pilots),), options.budget)
-    specs = {**LABELS, skein: "Skeinformer", MethodSpec("vmean"): "V-mean"}
-    lengths = sorted(set(options.lengths))
-    steps.expect(sum((2 + len(specs) + options.rounds) * n * n for n in lengths))
-    steps("loading the pretrained model and the text")
-    text, pretrained = models.load_text(options.text), models.load_model(options.model)
-    tokens = models.first_tokens(text, lengths[-1], pretrained.tokenizer)
-    for n in lengths:
-        steps(f"n = {n:,}: exact attention in float64", 2 * n * n)
-        hidden = models.hidden_states(pretrained, tokens[:n], [options.layer])[options.layer]
-        qkv = models.project_qkv(pretrained, hidden, options.layer)
-        exact = exact_attention(*qkv)
-        runs, rows = {}, {}
-        for spec, label in specs.items():
-            steps(f"n = {n:,}: error of {label}", n * n)
-            runs[label] = call_of(spec, qkv, "forward")
-            errors = {name: finite(x) for name, x in errors_of(spec, qkv, exact, options.seed).items()}
-            if spec.budget is None:
-                errors |= {"estimate": None, "bound": None}
-            rows[label] = {**spec.fields, "label": label, **errors, "peak_bytes": peak_memory(runs[label])}
-        steps(f"n = {n:,}: times in {options.rounds} rounds", options.rounds * n * n)
-        times = interleaved(runs, options.rounds, warmup=0)  # the error has warmed up
-        shape: Record = {"n": n, "layer": options.layer, "heads": qkv[0].shape[1], "head_dim": qkv[0].shape[3]}
-        for label, row in rows.items():
-            fields = time_fields(times[label], times[label], times[LABELS[EXACT]])
-            yield {"kind": "demo", **options.common, **shape, **row, **fields, "rounds": options.rounds}
+    """Yield the records of `skein bench --inputs pretrained` for a few methods."""
+    bench = Bench(options.lengths, inputs="pretrained", modes=("forward",), layers=(LAYER,), trials=1)
+    same = {name: getattr(options, name) for name in ("rounds", "text", "model", "seed")}
+    return measured(replace(bench, **same), SKETCHES, [], steps)
 
 
 def embedding_records(options: Demo, steps: Steps) -> Iterator[Record]:
@@ -171,8 +130,7 @@ def embedding_records(options: Demo, steps: Steps) -> Iterator[Record]:
 
     All of them embed every passage in turn, and the next passage begins with the next of them.
     """
-    specs, n = list(LABELS), options.passage_length
-    steps.expect(options.passages * len(specs))
+    specs, n = [EXACT, FAST, ACCURATE], options.passage_length
     pretrained = models.load_model(options.model)
     tokens = spread_passages(models.load_text(options.text), pretrained.tokenizer, options.passages, n)
     rows: dict[MethodSpec, list[Tensor]] = {spec: [] for spec in specs}
@@ -181,7 +139,7 @@ def embedding_records(options: Demo, steps: Steps) -> Iterator[Record]:
         for i in range(options.passages):
             for j in range(len(specs)):
                 spec = specs[(i + j) % len(specs)]
-                steps(f"passages: {i + 1} of {options.passages}, {LABELS[spec]}", 1)
+                steps(f"passages: {i + 1} of {options.passages}, {spec}")
                 begin = time.perf_counter()
                 rows[spec].append(embed(pretrained, tokens[i], spec, options.seed))
                 times[spec].append(time.perf_counter() - begin)
@@ -195,7 +153,6 @@ def embedding_records(options: Demo, steps: Steps) -> Iterator[Record]:
             "n": n,
             "passages": options.passages,
             **spec.fields,
-            "label": LABELS[spec],
             "cosine": float(cosine.mean()),
             "cosine_min": float(cosine.min()),
             **time_fields(times[spec], times[spec], times[EXACT]),
@@ -235,7 +192,6 @@ def embed(pretrained: models.Pretrained, tokens: Tensor, spec: MethodSpec, seed:
 def layer_records(options: Demo, steps: Steps) -> list[Record]:
     """Return the records of `compare` with the accurate cluster sketch: each layer and head, and the model."""
     pretrained, n = models.load_model(options.model), options.compare_length
-    steps.expect(int(pretrained.model.config.num_hidden_layers) + 1)
     tokens = models.first_tokens(models.load_text(options.text), n, pretrained.tokenizer)[None]
     budget, others = ACCURATE.settings()
     comparison = compare(
@@ -243,51 +199,39 @@ def layer_records(options: Demo, steps: Steps) -> list[Record]:
         {"input_ids": tokens, "position_ids": models.long_positions(pretrained, n)},
         ACCURATE.method,
         budget=budget,
-        tolerance=options.tolerance,
         rounds=1,
         seed=options.seed,
         name=model_name(options.model),
         text=text_name(options.text),
         show=False,
-        on_layer=lambda layer: steps(f"layers: {layer}", 1),
+        on_layer=lambda layer: steps(f"layers: {layer}"),
         **others,
     )
-    records = [*comparison.layers, {**comparison.whole, **machine()}]
-    return [{**record, "label": LABELS[ACCURATE]} for record in records]
+    return [*comparison.layers, {**comparison.whole, **machine()}]
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    """Make the tables of one part: method, n, error and time come first."""
-    attention = {
+    """Make the tables of one part."""
+    kinds = {record["kind"] for record in records}
+    if "embeddings" not in kinds:
+        return list(section(records).tables) if "compare_model" in kinds else result_tables(records)
+    columns = {
         "method": named,
         "n": lambda r: count(r.get("n")),
-        "error": lambda r: number(r.get("error")),
-        "time": lambda r: seconds(r.get("seconds")),
-        "time / exact": lambda r: spread(r, "ratio"),
-        "own estimate": lambda r: number(r.get("estimate")),
-        "own bound": lambda r: number(r.get("bound")),
-        "memory": lambda r: size(r.get("peak_bytes")),
-    }
-    embeddings = {
-        "method": named,
-        "n": lambda r: count(r.get("n")),
-        "1 - cosine": lambda r: number(1 - (real(r, "cosine") or 0)) if r["method"] != "softmax" else "0",
+        "1 - cosine": lambda r: number(1 - (real(r, "cosine") or 0)),
         "time": lambda r: seconds(r.get("seconds")),
         "time / exact": lambda r: spread(r, "ratio"),
         "cosine, mean": lambda r: f"{r['cosine']:.3f}",
         "least": lambda r: f"{r['cosine_min']:.3f}",
     }
-    kinds = {record["kind"] for record in records}
-    if "compare_model" in kinds:
-        return list(section(records).tables)
-    return [table_of("", attention if "demo" in kinds else embeddings, records)]
+    return [table_of("", columns, records)]
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
     """Make the sections of the page."""
-    of_kind = {kind: [r for r in records if r["kind"] == kind] for kind in ("demo", "embeddings")}
+    of_kind = {kind: [r for r in records if r["kind"] == kind] for kind in ("bench", "embeddings")}
     title = "Attention on pretrained queries, keys and values"
-    found = [Section(title, tables(of_kind["demo"]), [svg(draw([error_panel(records)]))], ERROR_NOTES)]
+    found = [Section(title, tables(of_kind["bench"]), [svg(draw([error_panel(records)]))], BENCH_NOTES)]
     if rows := of_kind["embeddings"]:
         note = (
             f"Cosine of the embedding with that of exact attention, over {rows[0]['passages']} passages: too few for a "
@@ -300,38 +244,32 @@ def sections(records: Sequence[Record]) -> list[Section]:
 
 
 def error_panel(records: Sequence[Record]) -> Panel:
-    """Error against time: a line for each approximation, a point for each length."""
-    lines: dict[str, list[Record]] = {}
-    for record in records:
-        if record["kind"] == "demo" and record["method"] != EXACT.method and record.get("error"):
-            lines.setdefault(named(record), []).append(record)
-    drawn = [
-        Line(name, [real(r, "seconds") or 1 for r in rows], [real(r, "error") or 1 for r in rows])
-        for name, rows in lines.items()
-    ]
-    exact = [r for r in records if r["kind"] == "demo" and r["method"] == EXACT.method]
-    mark = (real(exact[-1], "seconds") or 1.0, f"exact, n = {count(exact[-1]['n'])}") if exact else None
-    return Panel("error against time", "seconds", "relative error", drawn, marked=mark)
+    """Error against time: a line for each approximation, a point for each length, and the time of exact attention."""
+    rows = [r for r in records if r["kind"] == "bench"]
+    titles = ("error against time", "seconds", "relative error")
+    panel = panel_of(rows, lambda r: real(r, "seconds"), lambda r: real(r, "error"), titles, name=named, ticks=False)
+    exact = [r for r in rows if r["method"] == "sdpa"][-1]
+    return panel._replace(marked=(real(exact, "seconds") or 1.0, f"exact, n = {count(exact['n'])}"))
 
 
 def headline(records: Sequence[Record]) -> list[str]:
     """Sum up in sentences: the cluster sketch at the greatest length, the embeddings, the layers."""
     found = []
-    ours = [r for r in records if r["kind"] == "demo" and r["method"] == "cluster"]
+    ours = [r for r in records if r["kind"] == "bench" and r["method"] == "cluster"]
     for r in [r for r in ours if r["n"] == max(int(r["n"] or 0) for r in ours)]:
         found.append(
-            f"{r['label']}, over {count(r['n'])} tokens: an error of {percent(r['error'])} (its own estimate: "
-            f"{percent(r['estimate'])}) in {percent(r['ratio'])} of the time of exact attention."
+            f"{named(r)}, over {count(r['n'])} tokens: an error of {percent(r['error'])} (its own estimate: "
+            f"{percent(r['estimate'])}), {number(r['ratio'])} times as fast as exact attention."
         )
     for r in [r for r in records if r["kind"] == "embeddings" and r["method"] == "cluster"]:
         found.append(
-            f"{r['label']}, in the whole model: a mean cosine of {r['cosine']:.3f} with the exact embeddings of "
+            f"{named(r)}, in the whole model: a mean cosine of {r['cosine']:.3f} with the exact embeddings of "
             f"{count(r['n'])} tokens, in {percent(r['ratio'])} of the time."
         )
     if layers := [r for r in records if r["kind"] == "compare_layer"]:
         safe, unsafe = safe_layers(layers)
         found.append(
-            f"{layers[0]['label']}, at {count(layers[0]['n'])} tokens: {len(safe)} of {len(safe) + len(unsafe)} "
+            f"{named(layers[0])}, at {count(layers[0]['n'])} tokens: {len(safe)} of {len(safe) + len(unsafe)} "
             f"layers have no head with an error above {layers[0]['tolerance']:g}."
         )
     return found

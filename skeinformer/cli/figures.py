@@ -1,19 +1,20 @@
 """Panels of lines on logarithmic axes, drawn by matplotlib: for the report, and as .svg and .png files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from skeinformer.cli.records import write_file
+from skeinformer.cli.records import Record, write_file
+from skeinformer.cli.tables import label, real
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# after Okabe and Ito, safe for the colour-blind; the two sketches of this library have colours of their own
-OWN = {"Cluster sketch": "#1f7ac4", "Skeinformer": "#d55e00"}
+# after Okabe and Ito, safe for the colour-blind; exact attention and the two sketches have colours of their own
+OWN = {"Cluster sketch": "#1f7ac4", "Skeinformer": "#d55e00", "Standard": "black"}
 COLORS = ("#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#8a8f98")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # as many as share no divisor with the colours: 35 pairs
 PANEL = (4.6, 3.5)  # inches
@@ -40,6 +41,46 @@ class Panel(NamedTuple):
     marked: tuple[float, str] | None = None
 
 
+def panel_of(
+    records: Iterable[Record],
+    x: Callable[[Record], float | None],
+    y: Callable[[Record], float | None],
+    titles: tuple[str, str, str],
+    *,
+    name: Callable[[Record], str] = label,
+    error: str = "",
+    ticks: bool = True,
+) -> Panel:
+    """Make a panel with a line for each name, through its records in their order that have a positive y.
+
+    Args:
+        records: What is drawn.
+        x: Gives the place on the horizontal axis; a name whose records have none becomes a horizontal line.
+        y: Gives the height.
+        titles: Of the panel, the horizontal and the vertical axis.
+        name: Gives the line that a record belongs to.
+        error: The field that has the length of an error bar.
+        ticks: Whether each x has a tick.
+
+    Returns:
+        The panel.
+
+    Example:
+        >>> record = {"label": "A", "n": 8, "error": 0.5}
+        >>> panel_of([record], lambda r: r["n"], lambda r: r["error"], ("", "n", "error")).x_ticks
+        [8]
+    """
+    points: dict[str, list[tuple[float | None, float, float | None]]] = {}
+    for record in records:
+        if height := y(record):
+            points.setdefault(name(record), []).append((x(record), height, real(record, error)))
+    lines = []
+    for text, found in points.items():
+        places = [place for place, _, _ in found if place is not None]
+        lines.append(Line(text, places, [height for _, height, _ in found], [bar for _, _, bar in found]))
+    return Panel(*titles, lines, sorted({place for line in lines for place in line.x}) if ticks else [])
+
+
 def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
     """Draw the panels, `columns` side by side, above one legend."""
     import matplotlib
@@ -48,8 +89,9 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
-    looks = dict(zip(labels, _looks(labels), strict=True))
-    legend_rows = -(-len(labels) // (2 * columns))
+    looks = _looks(labels)
+    legend_columns = max(1, int(columns * PANEL[0] / (0.5 + 0.08 * max(map(len, labels), default=1))))
+    legend_rows = -(-len(labels) // legend_columns)
     with matplotlib.rc_context(SETTINGS):
         size = (columns * PANEL[0], rows * PANEL[1] + 0.2 * legend_rows)
         figure = Figure(figsize=size, layout="constrained")
@@ -61,10 +103,8 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
         handles = {
             text: handle for axes in grid for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        ordered = [text for text in labels if text in handles]
-        figure.legend(
-            [handles[x] for x in ordered], ordered, loc="outside lower center", ncols=2 * columns, frameon=False
-        )
+        style: Any = {"loc": "outside lower center", "ncols": legend_columns, "frameon": False}
+        figure.legend(handles.values(), handles.keys(), **style)
     return figure
 
 
@@ -90,17 +130,15 @@ def save(figure: "Figure", path: Path) -> Path:
     return write_file(path, file.getvalue())
 
 
-def _looks(labels: Sequence[str]) -> list[dict[str, Any]]:
+def _looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """A colour and a mark for each label, different up to some thirty."""
-    others = cycle((COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i in range(len(COLORS) * len(MARKERS)))
-    marks = {name: cycle(MARKERS) for name in OWN}
-    looks = []
-    for label in labels:
-        own = next((name for name in OWN if label.startswith(name)), None)
-        color, marker = next(others) if own is None else (OWN[own], next(marks[own]))
-        looks.append({"color": color, "marker": marker, "linewidth": 2.2 if own else 1.0, "markersize": 5})
-        if label == "SDPA":
-            looks[-1] = {"color": "black", "linestyle": "--", "linewidth": 1.0}
+    colors, looks = cycle(COLORS), {}
+    for text, marker in zip(labels, cycle(MARKERS), strict=False):
+        own = next((color for name, color in OWN.items() if text.startswith(name)), "")
+        width = 2.2 if text.partition(", d = ")[0] in OWN else 1.0
+        looks[text] = {"color": own or next(colors), "marker": marker, "linewidth": width}
+        if text == "SDPA":
+            looks[text] = {"color": "black", "linestyle": "--", "linewidth": 1.0}
     return looks
 
 
@@ -112,10 +150,9 @@ def _draw_panel(axes: "Axes", panel: Panel, looks: dict[str, dict[str, Any]]) ->
     for line in panel.lines:
         if line.x:
             errors = [0.0 if e is None else e for e in line.error] or None
-            axes.errorbar(line.x, line.y, yerr=errors, label=line.label, capsize=0, elinewidth=1.2, **looks[line.label])
+            axes.errorbar(line.x, line.y, yerr=errors, label=line.label, markersize=5, **looks[line.label])
         else:
-            look = {name: value for name, value in looks[line.label].items() if name != "markersize"} | {"marker": ""}
-            axes.axhline(line.y[0], label=line.label, **look)
+            axes.axhline(line.y[0], label=line.label, **{**looks[line.label], "marker": ""})
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         # a short axis has few powers of ten
         few = MaxNLocator(nbins=6, steps=[1, 2, 5, 10]) if high < 5 * low else LogLocator(subs=(1, 2, 5))

@@ -25,7 +25,6 @@ from skeinformer.comparison.measure import ratio as ratio
 from skeinformer.comparison.measure import real_rows
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else torch's profiler writes a line at each start
-MODES = ("forward", "both")
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 SHORTEST = 0.02  # seconds that one timing lasts at least
 MOST_REPEATS = 1000
@@ -120,7 +119,6 @@ def action(
 def timed_rounds(
     runs: Mapping[str, Action],
     rounds: int,
-    on_round: Callable[[int, dict[str, list[float]]], None] | None = None,
     *,
     setup: Mapping[str, Action] = {},
     agree: Callable[[dict[str, float]], dict[str, float]] = dict,
@@ -130,7 +128,6 @@ def timed_rounds(
     Args:
         runs: The functions by name.
         rounds: How many rounds are measured.
-        on_round: Called with the number of a round and the seconds so far.
         setup: Called before each timing, without being timed.
         agree: Makes of the seconds of the first calls those that decide how often a short call is repeated, so that
             several processes repeat it equally often.
@@ -149,7 +146,7 @@ def timed_rounds(
     once = agree({name: times[0] for name, times in interleaved(runs, 1, warmup=0, setup=setup).items()})
     repeats = {name: min(MOST_REPEATS, math.ceil(SHORTEST / max(time, 1e-9))) for name, time in once.items()}
     repeated = {name: partial(_repeat, run, repeats[name]) for name, run in runs.items()}
-    seconds = interleaved(repeated, rounds, warmup=0, on_round=on_round, setup=setup)
+    seconds = interleaved(repeated, rounds, warmup=0, setup=setup)
     return {name: [value / repeats[name] for value in values] for name, values in seconds.items()}
 
 

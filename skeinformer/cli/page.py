@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader
 
-from skeinformer.cli.figures import Line, Panel, draw, save, svg
+from skeinformer.cli.figures import Panel, draw, panel_of, save, svg
 from skeinformer.cli.records import Record, write_file
-from skeinformer.cli.tables import Table, label, real
+from skeinformer.cli.tables import Table, named, real
 
 MACHINE = ("cpu", "cores", "threads", "gpu", "torch", "python", "skeinformer", "commit", "started")
 ERROR_NOTES = (
@@ -80,39 +80,28 @@ def write_bench(
         print(f"The figure: {save(drawing, figure)}", flush=True)
 
 
-def error_panels(records: Sequence[Record], name: str = "spectral") -> list[Panel]:
+def error_panels(records: Sequence[Record]) -> list[Panel]:
     """Figure 1 of the paper: a panel for each n and layer, error against d, a line for each method."""
-    groups: dict[tuple[int, int], dict[str, dict[int, Record]]] = {}
-    for r in records:
-        if real(r, name):
-            points = groups.setdefault((int(r.get("layer") or 0), int(r["n"] or 0)), {}).setdefault(label(r), {})
-            points[int(r.get("budget") or 0)] = r
+    rows = sorted((r for r in records if r.get("spectral")), key=lambda r: real(r, "budget") or 0)
     panels = []
-    for (layer, n), methods in sorted(groups.items()):
-        lines = []
-        for method, points in methods.items():
-            sizes = sorted(points)
-            values = [real(points[d], name) or 0.0 for d in sizes]
-            lines.append(
-                Line(method, sizes if sizes != [0] else [], values, [real(points[d], f"{name}_se") for d in sizes])
-            )
-        ticks = sorted({float(d) for points in methods.values() for d in points if d})
-        title = f"n = {n:,}, layer {layer}"
-        panels.append(Panel(title, "sample size d", "spectral error |BV - R|", lines, ticks))
+    for layer, n in sorted({(int(r.get("layer") or 0), int(r["n"] or 0)) for r in rows}):
+        here = [r for r in rows if (r.get("layer") or 0, r["n"]) == (layer, n)]
+        titles = (f"n = {n:,}, layer {layer}", "sample size d", "spectral error |BV - R|")
+        panels.append(
+            panel_of(here, lambda r: real(r, "budget"), lambda r: real(r, "spectral"), titles, error="spectral_se")
+        )
     return panels
 
 
 def time_panels(records: Sequence[Record]) -> list[Panel]:
     """Time for an example against n: a panel for each mode, a line for each method and d."""
+
+    def per_example(record: Record) -> float | None:
+        return 1e3 * (real(record, "seconds") or 0) / (real(record, "batch") or 1)
+
     panels = []
     for mode, title in {"forward": "forward", "both": "forward and backward"}.items():
-        methods: dict[str, list[tuple[float, float]]] = {}
-        for r in sorted(records, key=lambda r: int(r["n"] or 0)):
-            if r.get("mode") == mode and (time := real(r, "seconds")):
-                name = label(r) + (f", d = {r['budget']}" if r.get("budget") else "")
-                methods.setdefault(name, []).append((real(r, "n") or 1, 1e3 * time / (real(r, "batch") or 1)))
-        lines = [Line(name, [x for x, _ in points], [y for _, y in points]) for name, points in methods.items()]
-        ticks = sorted({x for line in lines for x in line.x})
-        if lines:
-            panels.append(Panel(title, "length n", "time per example, ms", lines, ticks))
-    return panels
+        here = sorted((r for r in records if r.get("mode") == mode), key=lambda r: real(r, "n") or 0)
+        titles = (title, "length n", "time per example, ms")
+        panels.append(panel_of(here, lambda r: real(r, "n"), per_example, titles, name=named))
+    return [panel for panel in panels if panel.lines]

@@ -1,35 +1,29 @@
-"""What a long run is doing: a bar in a terminal, elsewhere a line for each part of the work."""
+"""What a long run is doing: in a terminal a line that changes, elsewhere a line for each part of the work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.status import Status
 
 
 class Steps:
-    """Shows each step of a run, and the share of the expected cost that is done.
+    """Shows each step of a run; without a console nothing.
 
-    `steps.expect(10)` adds to the cost of the whole run. `steps("n = 1,024: memory of Performer", 2)` announces a step
-    of cost 2; what stands before the colon is the part of the work. Without a console nothing is shown.
+    `steps("n = 1,024: memory of Performer")` announces a step; what stands before the colon is the part of the work.
     """
 
-    def __init__(self, console: Console | None = None, bar: Progress | None = None) -> None:
-        self.console, self.bar = console, bar
-        self.task = None if bar is None else bar.add_task("", total=1.0)
-        self.total = self.done = self.running = 0.0
+    def __init__(self, console: Console | None = None, status: Status | None = None) -> None:
+        self.console, self.status = console, status
         self.part = ""
 
-    def expect(self, cost: float) -> None:
-        """Add to the cost of the whole run."""
-        self.total += cost
-
-    def __call__(self, detail: str, cost: float = 0.0) -> None:
+    def __call__(self, detail: str) -> None:
         """Announce a step before it begins."""
-        self.done, self.running = self.done + self.running, cost
         part = detail.partition(":")[0]
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, description=detail, completed=self.done / (self.total or 1.0))
+        if self.status is not None:
+            self.status.update(escape(detail))
         elif part != self.part:
             self.print(part)
         self.part = part
@@ -46,6 +40,11 @@ def show_steps(console: Console) -> Iterator[Steps]:
     if not console.is_terminal:
         yield Steps(console)
         return
-    columns = (BarColumn(bar_width=20), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield Steps(console, bar)
+    with console.status("") as status:
+        yield Steps(console, status)
+
+
+def progress_bar(console: Console) -> Progress:
+    """Make a bar that shows in a terminal only and is gone afterwards; start it by `with`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -16,26 +16,25 @@ from pathlib import Path
 import torch
 
 import skeinformer
-from skeinformer.comparison.measure import Record, Value
-
-__all__ = ["Ledger", "Record", "Value", "append", "append_all", "key_of", "machine", "now", "read", "write_file"]
+from skeinformer.comparison.measure import Record as Record
+from skeinformer.comparison.measure import Value as Value
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def append(path: Path, record: Record) -> None:
     """Add a record to a file as one line, and create the file and its folder if they do not exist."""
-    line = json.dumps(check(record), allow_nan=False, ensure_ascii=False)
+    line = to_line(check(record))
     path.parent.mkdir(parents=True, exist_ok=True)
-    start = b""
-    if tail := _last_line(path) if path.exists() else b"":  # unfinished where a run was killed
-        try:
-            json.loads(tail)
-            start = b"\n"
-        except ValueError:
-            os.truncate(path, path.stat().st_size - len(tail))
+    if path.exists() and not path.read_bytes().endswith(b"\n"):  # unfinished where a run was killed
+        write_file(path, "".join(map(to_line, read(path))))
     with path.open("ab") as file:
-        file.write(start + line.encode() + b"\n")
+        file.write(line.encode())
+
+
+def to_line(record: Record) -> str:
+    """Return a record as a line of a file."""
+    return json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def append_all(path: Path, records: list[Record], measured: Iterable[Record]) -> None:
@@ -116,6 +115,8 @@ def now() -> str:
 def machine() -> Record:
     """Describe the machine and the versions of a measurement."""
     program, *arguments = sys.argv
+    script = Path(program)
+    command = f"python -m {script.parent.name}" if script.name == "__main__.py" else script.name
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -126,7 +127,7 @@ def machine() -> Record:
         "skeinformer": skeinformer.__version__,
         "commit": _commit(),
         # a record may be published: only the names of files
-        "command": shlex.join([Path(program).name, *(Path(x).name if Path(x).is_absolute() else x for x in arguments)]),
+        "command": " ".join([command, shlex.join(Path(x).name if Path(x).is_absolute() else x for x in arguments)]),
     }
 
 
@@ -149,14 +150,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{commit} with changes" if changed else commit
-
-
-def _last_line(path: Path) -> bytes:
-    """Return what stands behind the last newline of a file."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - 1))
-        if file.read() in (b"", b"\n"):
-            return b""
-        file.seek(0)
-        return file.read().rpartition(b"\n")[2]

@@ -16,7 +16,7 @@ from skeinformer.checks import lookup
 from skeinformer.cli.records import Record
 
 Option = int | float | bool | str
-SHARED_OPTIONS = ("head_dim", "max_len", "seed")  # a command sets them for all methods
+SHARED_OPTIONS = ("head_dim", "max_len", "seed", "group")  # a command sets them for all methods
 SKETCH_LABELS = {
     "srht": "SRHT",
     "subsampling": "sub-sampling",
@@ -85,10 +85,6 @@ class MethodSpec:
             if seed is not None:
                 torch.manual_seed(seed)
             return build(self.method, **options).eval()
-
-    def cost(self, n: int) -> float:
-        """Estimate the time of a forward pass, in scores computed."""
-        return float(n * n if self.entry.quadratic else n * (64 + (self.budget or 0)))
 
     def __str__(self) -> str:
         return self.label + (f", d = {self.budget}" if self.budget else "")

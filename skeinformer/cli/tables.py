@@ -9,9 +9,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from skeinformer.cli.records import Record, Value
-from skeinformer.comparison.result import count, number
-
-__all__ = ["Table", "count", "label", "number", "percent", "real", "seconds", "size", "spread", "table_of"]
+from skeinformer.comparison.result import count as count
+from skeinformer.comparison.result import number as number
 
 # columns of words begin at the left, columns of numbers end at the right
 WORDS = ("method", "mode", "of", "arm", "layer", "peer", "paper's term", "name", "what")
@@ -23,11 +22,6 @@ class Table(NamedTuple):
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """Return the table as Markdown, without its title."""
-        lines = (self.headings, ["---"] * len(self.headings), *self.rows)
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def print(self, console: Console) -> None:
         """Print the table; what is wider than a terminal is wrapped, and a pipe gets whole lines."""
@@ -60,6 +54,12 @@ def label(record: Record) -> str:
     return str(record.get("label") or record.get("method") or "")
 
 
+def named(record: Record) -> str:
+    """Return a method's label with its size; V-mean ignores queries and keys and is the baseline."""
+    text = label(record) + (f", d = {record['budget']}" if record.get("budget") else "")
+    return f"{text} (baseline)" if record.get("method") == "vmean" else text
+
+
 def real(record: Record, name: str) -> float | None:
     """Return a field as a number, or None where the record has none."""
     value = record.get(name)
@@ -86,3 +86,9 @@ def spread(record: Record, name: str, show: Callable[[Value], str] = number) -> 
     """Format a median with its quartiles."""
     low, high = show(record.get(f"{name}_q25")), show(record.get(f"{name}_q75"))
     return show(record.get(name)) + (f" ({low} to {high})" if low and high and low != high else "")
+
+
+def spread_se(record: Record, name: str) -> str:
+    """Format a mean with its standard error."""
+    error = number(record.get(f"{name}_se"))
+    return number(record.get(name)) + (f" ± {error}" if error else "")

@@ -22,6 +22,7 @@ from skeinformer.attention import METHODS, ClusterNoise
 from skeinformer.cli.records import Record, read
 from skeinformer.noise import LAYERS
 from tests.helpers import generator, random_mask, tensors
+from tests.lra.tiny import write_tiny
 
 RUN: Record = {"kind": "limits", "task": "text", "steps": 2, "accuracy": 0.5, "second_half_loss": 1.0}
 N, D = 60, 6
@@ -86,6 +87,17 @@ def test_arms_are_trained_once_and_shown(tmp_path: Path, console: Console, monke
     assert "Text from scratch, 2 steps:\n\n| arm | d | seeds | training loss |" in page.read_text()
     replace(options, steps=3, page=None).run(console)  # another number of steps is another run
     assert len(trained) == 4
+
+
+@pytest.mark.slow
+def test_the_command_of_lra_trains_an_arm_of_this_study(tmp_path: Path) -> None:
+    store = write_tiny(tmp_path / "text", "text", sizes={"train": 16, "valid": 4, "test": 4})
+    options = Limits(data=store, steps=2, batch=2, max_len=16)
+    cell: Record = {"task": "text", "arm": "mixed:output=exact", "d": 4, "seed": 0}
+    records = limits.train(options, cell, tmp_path / "run")
+    assert [(r["kind"], r["method"], r["options"], r["steps"]) for r in records[-1:]] == [
+        ("lra_run", "mixed", "output=exact", 2)
+    ]
 
 
 @pytest.mark.parametrize("output", ["exact", "sketch"])

@@ -1,6 +1,5 @@
-"""`skein compare` end to end: tables, records, a run that goes on, the printed command, methods of the user."""
+"""`skein compare` end to end: tables, records, a page, methods of the user."""
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import torch
 import transformers
 from rich.console import Console
 
-from skeinformer.cli.app import parse
 from skeinformer.cli.compare import Compare
 from skeinformer.cli.pretrained import load_model, minilm_folder
 from skeinformer.cli.records import read
@@ -24,8 +22,8 @@ except FileNotFoundError:
 TINY: dict[str, Any] = {"length": 48, "budget": 4, "rounds": 1, "methods": ("vmean", "cluster")}
 
 
-def test_tables_records_and_the_printed_command(tmp_path: Path, console: Console) -> None:
-    options = Compare(**TINY, records=tmp_path / "new" / "records.jsonl")
+def test_tables_records_and_a_page(tmp_path: Path, console: Console) -> None:
+    options = Compare(**TINY, records=tmp_path / "new" / "records.jsonl", html=tmp_path / "page.html")
     assert options.run(console) == options.records
     records = read(options.records)
     assert [r["kind"] for r in records] == (["compare_layer"] * 6 * 13 + ["compare_model"]) * 2
@@ -33,24 +31,14 @@ def test_tables_records_and_the_printed_command(tmp_path: Path, console: Console
     text = " ".join(printed(console).split())
     assert "Cluster sketch at d = 4 in MiniLM, n = 48" in text
     assert records[-1]["threads"] == torch.get_num_threads()
-    (line,) = [line for line in printed(console).splitlines() if line.startswith("For a page of this: ")]
-    words = shlex.split(line.removeprefix("For a page of this: "))
-    again = parse(words[1:])
-    assert again == replace(options, html=options.records.parent / "report.html")
-    before = options.records.read_bytes()
-    again.run(console)
-    assert options.records.read_bytes() == before  # nothing is measured again
-    assert "<script" not in again.html.read_text()
+    assert "<script" not in (tmp_path / "page.html").read_text()
 
 
-def test_a_second_run_measures_only_what_is_new(tmp_path: Path, console: Console) -> None:
+def test_a_second_run_adds_records_and_shows_heads(tmp_path: Path, console: Console) -> None:
     options = Compare(**{**TINY, "methods": ("vmean",)}, records=tmp_path / "records.jsonl")
     options.run(console)
-    lines = options.records.read_text().splitlines(keepends=True)
-    options.records.write_text("".join(lines[:30]))  # a run that was killed
-    replace(options, methods=("vmean", "cluster"), heads=True).run(console)
-    records = read(options.records)
-    assert len(records) == 30 + 2 * (6 * 13 + 1)
+    replace(options, heads=True).run(console)
+    assert len(read(options.records)) == 2 * (6 * 13 + 1)
     rows = [line.split() for line in printed(console).splitlines() if line.startswith("encoder.layer.0.")]
     assert [row[1] for row in rows][-13:] == ["all", *map(str, range(12))]
 

@@ -245,11 +245,11 @@ def test_official_pathfinder_is_divided_by_a_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("imgs/0 sample_1.png 1", r"0\.npy line 20 has 3 words"),
-        ("imgs/0 sample_1.png 1 2", r"0\.npy line 20 has label '2', expected 0 or 1"),
+        ("imgs/0 sample_1.png 1", r"0\.npy line 20 is .*, expected folder, file, number and a label"),
+        ("imgs/0 sample_1.png 1 2", r"0\.npy line 20 is .* 1 2', expected folder, file, number and a label of 0 or 1"),
         ("imgs/0 sample_1.png 1 1", r"0\.npy line 20 names imgs/0/sample_1\.png, as does .*0\.npy line 2"),
-        ("imgs/0 none.png 1 1", r"0\.npy line 20 names imgs/0/none\.png, which is not in"),
-        ("imgs/0 text.png 1 1", r"0\.npy line 20 names imgs/0/text\.png, which is not a whole png"),
+        ("imgs/0 none.png 1 1", r"0\.npy line 20 names imgs/0/none\.png, which cannot be read"),
+        ("imgs/0 text.png 1 1", r"0\.npy line 20 names imgs/0/text\.png, which cannot be read"),
         ("imgs/0 large.png 1 1", r"0\.npy line 20 names imgs/0/large\.png, of shape \(33, 33\)"),
     ],
 )
@@ -307,7 +307,7 @@ def generator_option(folder: Path) -> list[str]:
     ("make", "message"),
     [
         (truncated, "{folder}/a.tar.gz is damaged, or not of the kind"),
-        (no_paper, "a.parquet, row 1: there is no paper c in papers.parquet"),
+        (no_paper, "a.parquet, row 1: b is 'c', expected a pid of papers.parquet"),
         (short_batch, "{folder}/cifar, data_batch_2.bin: 5 bytes, expected a multiple of 3,073"),
         (generator_option, "--train is for the generator; with --source, files are taken as they are"),
     ],

@@ -14,10 +14,9 @@ from lra.data import image, listops, pathfinder, text
 from lra.data.batches import Order, evaluation_order
 from lra.data.snakes import PathfinderSettings
 from lra.data.store import TASKS, Example, open_store
-from lra.job import Job
-from lra.methods import parse_method
-from lra.records import read
+from lra.job import Job, parse_method
 from lra.train import train
+from skeinformer.cli.records import read
 from tests.lra.tiny import tiny_recipe, write_tiny
 
 FROZEN: dict[str, Any] = json.loads(Path(__file__).with_name("frozen.json").read_text())

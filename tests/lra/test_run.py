@@ -1,6 +1,5 @@
 """`python -m lra run`: what has a result is skipped, what fails is recorded, and an interrupt ends all processes."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -17,10 +16,10 @@ import lra.run
 from lra.__main__ import main, read_options
 from lra.job import job_of
 from lra.options import Run, Train, default_methods
-from lra.records import Record, append, read
 from lra.run import ProcessPool, has_result, named, run_all, sigterm_as_interrupt, train_arguments, trainings
 from lra.train import train
 from skeinformer.attention import METHODS
+from skeinformer.cli.records import read
 from tests.lra.tiny import write_tiny
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +161,7 @@ def test_a_new_method_of_this_library_is_run_without_code(monkeypatch: pytest.Mo
         ("train --task txt", "unknown task 'txt'; did you mean 'text'?"),
         ("train --task text --method cluter", "unknown attention 'cluter'; did you mean 'cluster'?"),
         ("train --task text --method cluster:pilots=3", "has no option 'pilots'; did you mean 'num_pilots'?"),
-        ("train --task text --method cluster:seed=1", "'seed' in 'cluster:seed=1' is the same for all methods"),
+        ("train --task text --method cluster:seed=1", "'seed' in 'cluster:seed=1' is set for all methods"),
         ("train --task text --memory-budget 1GiB --micro-batch 2", "give --micro-batch or --memory-budget, not both"),
         ("train --task text --method informer --sequence-parallel 2", "attention 'informer' takes no group"),
         ("train --task text --method cluster --sequence-parallel 2 --data {data}", "start them by torchrun"),
@@ -179,16 +178,3 @@ def test_wrong_options_are_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lra: ")
     assert message.format(**places) in line
-
-
-def test_records_are_lines_and_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "records.jsonl"
-    records: list[Record] = [{"kind": "a", "text": "é", "x": 1.5}, {"kind": "b", "none": None}]
-    for record in records:
-        append(path, record)
-    assert read(path) == records
-    with path.open("a") as file:
-        file.write(json.dumps(records[0])[:9])
-    assert read(path) == records
-    with pytest.raises(ValueError, match="Out of range float values"):
-        append(path, {"x": float("nan")})

@@ -22,13 +22,14 @@ from lra.claims import (
     pair,
     sensitivities,
 )
-from lra.figures import loss_figure, study_figure, write_figures
+from lra.figures import loss_panels, study_panels, write_figures
 from lra.intervals import share_error, share_interval, t_interval
-from lra.methods import parse_method
-from lra.records import Record, read
+from lra.job import parse_method
+from lra.records import Record
 from lra.results import TASK_NAMES, last_checks, published, published_methods, results_by_recipe, to_frame
 from lra.tables import difference_cell, markdown
 from skeinformer.attention import METHODS
+from skeinformer.cli.records import read
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROWS = ("softmax", "vmean", "skeinformer", "skeinformer:num_pilots=32")
@@ -290,9 +291,8 @@ def test_other_settings_are_apart_and_the_study_has_every_batch_and_rate() -> No
     rows = found["Recipe cpu, data imdb.parquet: every batch with every learning rate"]
     assert [row[:2] for row in rows[1:]] == [["64", "0.0001"], ["64", "0.001"], ["128", "0.0001"], ["128", "0.001"]]
     assert [row[:3] for row in found["Recipe cpu, with other settings or data"][1:]] == [["V-mean", "Text", "steps=5"]]
-    figure = study_figure(to_frame([*arena(seeds=(0,)), *study]))
-    assert figure is not None
-    assert len(figure.axes) == 2
+    panels = study_panels(to_frame([*arena(seeds=(0,)), *study]))
+    assert [panel.y_label for panel in panels] == ["test accuracy, %", "validation loss"]
 
 
 def test_a_repeated_check_replaces_the_earlier_ones_from_its_step_on() -> None:
@@ -304,9 +304,7 @@ def test_a_repeated_check_replaces_the_earlier_ones_from_its_step_on() -> None:
 
 def test_figures_are_files(tmp_path: Path) -> None:
     checks = [check for task in ("text", "image") for check in check_records("vmean", task, 0, (0.9, 0.8))]
-    figure = loss_figure(to_frame(checks))
-    assert figure is not None
-    assert [axes.get_title() for axes in figure.axes] == ["recipe cpu: Text", "recipe cpu: Image"]
+    assert [panel.title for panel in loss_panels(to_frame(checks))] == ["recipe cpu: Text", "recipe cpu: Image"]
     svg, png = write_figures(checks, tmp_path)
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     assert png.read_bytes().startswith(b"\x89PNG")

@@ -19,15 +19,15 @@ from lra import checkpoint
 from lra.data.listops import ListOpsSettings, generate
 from lra.data.store import SPLITS, TASKS, write_store
 from lra.files import exclusive
-from lra.job import Job
+from lra.job import Job, parse_method
 from lra.memory import largest_micro_batch, parse_bytes
-from lra.methods import parse_method
 from lra.model import Classifier
 from lra.recipes import RECIPES, get_recipe, learning_rate
-from lra.records import Record, read
+from lra.records import Record
 from lra.timing import timed
 from lra.train import train
 from skeinformer.attention import METHODS
+from skeinformer.cli.records import read
 from tests.distributed.pool import Pool
 from tests.lra.tiny import tiny_recipe, write_tiny
 
