@@ -46,7 +46,7 @@ def truth(q: Tensor, k: Tensor, v: Tensor, output: Tensor, masks: dict[str, Tens
 
 
 @every_sketch
-@pytest.mark.parametrize(("dtype", "masked"), zip(DTYPES, (True, False, True, False), strict=True))
+@pytest.mark.parametrize(("dtype", "masked"), [(dtype, i % 2 == 0) for i, dtype in enumerate(DTYPES)])
 def test_asking_for_info_does_not_change_the_output(sketch: Any, dtype: torch.dtype, masked: bool) -> None:
     q, k, v = tensors(2, 2, 30, dtype=dtype, peak=4)
     mask = random_mask(2, 30) if masked else None

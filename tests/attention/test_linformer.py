@@ -72,6 +72,10 @@ def test_too_many_keys() -> None:
     assert make()(q, k[:, :, :12], v[:, :, :12]).shape == (1, 1, 20, 4)  # queries may be more
 
 
+def test_keys_and_values_share_one_projection_by_default() -> None:
+    assert [(name, tuple(x.shape)) for name, x in make().named_parameters()] == [("key_projection", (12, 5))]
+
+
 def test_max_len_is_needed() -> None:
     with pytest.raises(ValueError, match="give it max_len, the longest sequence; got None"):
         build("linformer", head_dim=4)
