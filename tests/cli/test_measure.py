@@ -77,7 +77,9 @@ def test_a_block_has_its_threads_and_the_machine_is_busy_inside() -> None:
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
     with busy_machine(1):
-        children = subprocess.run(["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True)
+        children = subprocess.run(
+            ["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True
+        )
         assert "set_num_threads(1)" in children.stdout
     children = subprocess.run(["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True)
     assert "set_num_threads(1)" not in children.stdout
