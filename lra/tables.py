@@ -148,7 +148,8 @@ def _measure_table(name: str, measure: Measure, results: RecipeResults, tasks: M
             empty = "failed" if (failed.options == row.options).any() else "-"
             cells[heading] = measure.cell(results.of(row, task), empty)
             cells[measure.heading(f"{task_name}, published")] = _published_cell(row, task, measure)
-            if measure.best and not (is_accuracy and task in marked):  # none is the best where none is told apart
+            # where a task tells no methods apart, no row is the best
+            if measure.best and not (is_accuracy and task in marked):
                 best[heading] = measure.best
         if is_accuracy:
             heading = measure.heading(f"Average {MARK}" if marked else "Average")

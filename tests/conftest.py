@@ -17,7 +17,7 @@ torch.set_num_threads(1)  # `make test` runs one worker for each core
 
 # examples are chosen by a fixed seed, and a slow first call (a kernel, a compilation) is not a failure
 settings.register_profile("skeinformer", deadline=None, derandomize=True, max_examples=cases(100))
-# many cases are drawn anew by each seed: `SKEINFORMER_CASES=10000 pytest`
+# each seed draws many new cases: `SKEINFORMER_CASES=10000 pytest`
 settings.register_profile("soak", settings.get_profile("skeinformer"), derandomize=False, database=None)
 settings.load_profile("soak" if cases(0) else "skeinformer")
 

@@ -266,17 +266,17 @@ def test_time_and_steps_are_compared_as_ratios() -> None:
     assert (steps[-3].partition("<br>")[0], steps[-1]) == ("0.67", HOLDS)  # both reach 0.6: at step 1000 and at 1500
 
 
-def test_the_later_of_two_records_counts_and_failures_that_were_not_mended() -> None:
+def test_the_later_of_two_records_counts_and_failures_that_were_not_repaired() -> None:
     first = run_record("vmean", "text", test_accuracy=0.7, started="2026-01-02T00:00:00+00:00")
     second = run_record("vmean", "text", test_accuracy=0.8, started="2026-01-03T00:00:00+00:00")
     for order in ([first, second], [second, first]):
         assert table_1(order)["V-mean"]["Text, %"].startswith("**80.00**<br>1 seed")
-    mended = run_record("vmean", "text", kind="lra_failure", error="mended")
+    repaired = run_record("vmean", "text", kind="lra_failure", error="repaired")
     failed = run_record("reformer", "text", kind="lra_failure", error="not <finite>")
-    text = markdown([mended, first, failed])
+    text = markdown([repaired, first, failed])
     assert "- recipe cpu, Text, Reformer, seed 0: not &lt;finite>" in text
-    assert "mended" not in text
-    assert table_1([mended, first, failed])["Reformer"]["Text, %"] == "failed"
+    assert "repaired" not in text
+    assert table_1([repaired, first, failed])["Reformer"]["Text, %"] == "failed"
 
 
 def test_other_settings_are_apart_and_the_study_has_every_batch_and_rate() -> None:
